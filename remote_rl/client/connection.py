@@ -1,0 +1,365 @@
+"""Client: numbers, resending, waiting and the lease of one attached process (imports the contract).
+
+Everything below the line "on the loop" runs on the session's loop thread; what is above it may be
+called from any thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import (
+    ForkedProcessError,
+    LeaseError,
+    RemoteRLError,
+    RunLostError,
+    UnreachableError,
+    as_remote_error,
+)
+from ..messages import (
+    Cancel,
+    ConnectionLost,
+    Detach,
+    Grant,
+    Key,
+    Message,
+    Outcome,
+    Renew,
+    Submit,
+    Transport,
+    Wait,
+    Waited,
+)
+from ..ops import OPERATIONS, Stream
+from ..ops import Operation as Row
+from ..requests import Abandon, Request
+from .loop import LoopThread
+from .operation import Call
+
+log = logging.getLogger("remote_rl.client")
+
+_LINGER = 0.05
+_WAIT = 20.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
+
+
+class Connection:
+    """One client id on one run: hands out numbers in call order and brings every outcome back."""
+
+    def __init__(self, transport: Transport, loop: LoopThread, grant: Grant) -> None:
+        self.transport = transport
+        self.grant = grant
+        self.client_id = grant.client_id
+        self.broken: RemoteRLError | None = None
+        self.closing = False
+        self._loop = loop
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        self._numbers = dict.fromkeys((stream.value for stream in Stream), 0)
+        self._calls: dict[Key, Call] = {}
+        self._failed: list[Call] = []
+        self._acknowledgements: list[Key] = []
+        self._slots = asyncio.Semaphore(transport.submits)
+        self._backlog = 0
+        self._last_contact = time.monotonic()
+        self._poke = asyncio.Event()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._waiter: asyncio.Task[None] | None = None
+        loop.call(self._keep, self._heartbeat())
+
+    # -- from any thread ------------------------------------------------------------------------
+
+    def check_process(self) -> None:
+        """Raises in a forked child, where loop and connections are not alive."""
+        if os.getpid() != self._process:
+            raise ForkedProcessError(
+                "this session was opened in the parent process; in a forked child, connect with "
+                "its handle instead"
+            )
+
+    def reserve(self, name: str, convert: Callable[[Any], Any]) -> Call:
+        """Takes the next number of the operation's stream, for `send` to fill."""
+        self.check_process()
+        row = OPERATIONS[name]
+        with self._lock:
+            if self.closing:
+                raise LeaseError("the session is closed; connect again")
+            if self.broken is not None:
+                raise self.broken.copy()
+            stream = row.stream.value
+            self._numbers[stream] += 1
+            call = Call(self, row, self._numbers[stream], convert)
+            self._calls[call.key] = call
+        return call
+
+    @property
+    def ordering(self) -> threading.RLock:
+        """Held while several numbers are taken together."""
+        return self._lock
+
+    def send(self, call: Call, request: Request, deadline: float | None = None) -> None:
+        """Submits the request under the call's number; returns at once."""
+        digest = self.transport.digest(request)
+        self._loop.call(self._keep, self._deliver(call, call.row, request, digest, deadline))
+
+    def abandon(self, call: Call, error: BaseException) -> None:
+        """Fills a reserved number with a failure; the caller gets `error` itself."""
+        row = OPERATIONS["abandon"]
+        request = Abandon(reason=f"{type(error).__name__}: {error}")
+        call.finish(error=error)
+        digest = self.transport.digest(request)
+        self._loop.call(self._keep, self._deliver(call, row, request, digest, None))
+
+    def cancel(self, call: Call) -> None:
+        """Asks for the call not to start, or a generate to end."""
+        if not call.future.done():
+            self._loop.call(self._keep, self._cancel(call))
+
+    def stream(self, call: Call) -> None:
+        """Brings the samples of a generate as they finish."""
+        if not call.streaming:
+            call.streaming = True
+            self._loop.call(self._poke.set)
+
+    def pending(self) -> list[Call]:
+        """Calls without an outcome, oldest first."""
+        with self._lock:
+            return [call for call in self._calls.values() if not call.future.done()]
+
+    def raise_dropped_failure(self, asking: Call) -> None:
+        """Raises the first failure of a call that nobody holds; the asker's own comes first."""
+        if asking.error is not None:
+            return
+        failure = self.dropped_failure(lambda call: not call.held)
+        if failure is not None:
+            raise failure
+
+    def dropped_failure(self, chosen: Callable[[Call], bool]) -> BaseException | None:
+        """The first unobserved failure that `chosen` accepts, observed from now on."""
+        with self._lock:
+            for call in self._failed:
+                if not call.observed and chosen(call):
+                    call.observed = True
+                    error = call.error
+                    if isinstance(error, RemoteRLError):
+                        error = error.copy()
+                    if error is not None:
+                        error.add_note(f"raised by {call.row.name}, whose result was not awaited")
+                    return error
+            self._failed = [call for call in self._failed if not call.observed]
+        return None
+
+    def observe_failures_before(self, call: Call) -> None:
+        """Failures of earlier training operations are the causes of this call's own."""
+        with self._lock:
+            for earlier in self._failed:
+                if earlier.row.stream is call.row.stream and earlier.number <= call.number:
+                    earlier.observed = True
+
+    # -- on the loop ----------------------------------------------------------------------------
+
+    def _keep(self, coroutine: Any) -> None:
+        task = self._loop.loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            error = task.exception()
+            log.error("the client's loop failed", exc_info=error)
+            self.break_off(as_remote_error(error) if error is not None else None)
+
+    def break_off(self, error: RemoteRLError | None) -> None:
+        """Nothing more can be said to the run: every call that is open fails."""
+        with self._lock:
+            if self.broken is None:
+                self.broken = error
+            calls = list(self._calls.values())
+        for call in calls:
+            self._finish(call, error=(error or LeaseError("the session was closed")).copy())
+
+    def _finish(self, call: Call, response: Any = None, error: BaseException | None = None) -> None:
+        call.finish(response, error)
+        with self._lock:
+            self._calls.pop(call.key, None)
+            if call.error is not None:
+                self._failed.append(call)
+
+    async def talk(self, build: Callable[[tuple[Key, ...]], Message], timeout: float) -> Any:
+        """One message, sent until it is answered or the lease's length has passed in silence."""
+        pause = _FIRST_PAUSE
+        while True:
+            acknowledged = tuple(self._acknowledgements)
+            try:
+                reply = await self.transport.call(build(acknowledged), timeout)
+            except ConnectionLost as lost:
+                silence = time.monotonic() - self._last_contact
+                if silence > self.grant.lease_seconds:
+                    raise UnreachableError(
+                        f"{self.transport.target} has not answered for {silence:.0f} s "
+                        f"({lost}); the run may go on there, but this client's lease has ended"
+                    ) from lost
+                log.warning("%s did not answer (%s); trying again", self.transport.target, lost)
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(_LONGEST_PAUSE, 2 * pause)
+                continue
+            self._last_contact = time.monotonic()
+            self._forget(acknowledged)
+            return reply
+
+    def _forget(self, acknowledged: tuple[Key, ...]) -> None:
+        if acknowledged:
+            told = set(acknowledged)
+            self._acknowledgements = [key for key in self._acknowledgements if key not in told]
+
+    def _leased(self, acknowledged: tuple[Key, ...]) -> dict[str, Any]:
+        return {
+            "client_id": self.client_id,
+            "instance_id": self.grant.instance_id,
+            "acknowledged": acknowledged,
+        }
+
+    async def _deliver(
+        self, call: Call, row: Row, request: Request, digest: str | None, deadline: float | None
+    ) -> None:
+        self._backlog += 1
+        try:
+            async with self._slots:
+                self._backlog -= 1
+
+                def build(acknowledged: tuple[Key, ...]) -> Submit:
+                    return Submit(
+                        operation=row.name,
+                        number=call.number,
+                        request=request,
+                        digest=digest,
+                        deadline=deadline,
+                        linger=0.0 if self._backlog else _LINGER,
+                        **self._leased(acknowledged),
+                    )
+
+                outcome = await self.talk(build, self.grant.lease_seconds)
+        except (RunLostError, LeaseError, UnreachableError) as error:
+            self._finish(call, error=error)
+            self.break_off(error)
+        except RemoteRLError as error:  # refused: the number is not taken on the other side
+            self._finish(call, error=error)
+        else:
+            self._take(outcome)
+            if not outcome.done:
+                self._start_waiting()
+
+    def _take(self, outcome: Outcome) -> None:
+        if not outcome.done:
+            return
+        key = (outcome.stream, outcome.number)
+        self._acknowledgements.append(key)
+        with self._lock:
+            call = self._calls.get(key)
+        if call is not None:
+            self._finish(call, outcome.result, outcome.error)
+
+    def _start_waiting(self) -> None:
+        if self._waiter is None or self._waiter.done():
+            self._waiter = self._loop.loop.create_task(self._wait_for_outcomes())
+            self._tasks.add(self._waiter)
+            self._waiter.add_done_callback(self._ended)
+
+    async def _wait_for_outcomes(self) -> None:
+        while self.pending():
+            cursors = {
+                str(call.number): len(call.samples) for call in self.pending() if call.streaming
+            }
+
+            def build(acknowledged: tuple[Key, ...], cursors: dict[str, int] = cursors) -> Wait:
+                return Wait(timeout=_WAIT, cursors=cursors, **self._leased(acknowledged))
+
+            try:
+                waited = await self._unless_poked(self.talk(build, _WAIT + 10.0))
+            except RemoteRLError as error:
+                self.break_off(error)
+                return
+            if waited is not None:
+                self._take_waited(waited)
+
+    async def _unless_poked(self, coroutine: Any) -> Waited | None:
+        """The wait's answer, or None where a newly iterated generate makes it ask anew."""
+        talk = asyncio.ensure_future(coroutine)
+        poke = asyncio.ensure_future(self._poke.wait())
+        try:
+            await asyncio.wait([talk, poke], return_when=asyncio.FIRST_COMPLETED)
+            if talk.done():
+                waited: Waited = talk.result()
+                return waited
+            return None
+        finally:
+            self._poke.clear()
+            for task in (talk, poke):
+                if not task.done():
+                    task.cancel()
+            await asyncio.gather(talk, poke, return_exceptions=True)
+
+    def _take_waited(self, waited: Waited) -> None:
+        with self._lock:
+            calls = dict(self._calls)
+        for report in waited.progress:
+            call = calls.get((report.stream, report.number))
+            if call is not None:
+                call.progress = report
+        for partial in waited.partials:
+            call = calls.get((Stream.SAMPLING.value, partial.number))
+            if call is not None:
+                call.add_samples(partial.start, list(partial.samples.samples()))
+        for outcome in waited.outcomes:
+            self._take(outcome)
+
+    async def _cancel(self, call: Call) -> None:
+        try:
+            await self.talk(
+                lambda acknowledged: Cancel(
+                    stream=call.row.stream.value,
+                    number=call.number,
+                    operation=call.row.name,
+                    **self._leased(acknowledged),
+                ),
+                self.grant.lease_seconds,
+            )
+        except RemoteRLError as error:
+            if not call.future.done():
+                log.warning("cancelling %s failed: %s", call.request_id, error)
+        self._start_waiting()
+
+    async def _heartbeat(self) -> None:
+        interval = self.grant.lease_seconds / 3
+        while self.broken is None:
+            await asyncio.sleep(interval / 4)
+            if time.monotonic() - self._last_contact < interval and not self._acknowledgements:
+                continue
+            try:
+                await self.talk(lambda acknowledged: Renew(**self._leased(acknowledged)), interval)
+            except RemoteRLError as error:
+                self.break_off(error)
+
+    async def detach(self) -> None:
+        """Gives the lease back and lets go of the transport."""
+        try:
+            if self.broken is None:
+                await asyncio.wait_for(
+                    self.talk(lambda acknowledged: Detach(**self._leased(acknowledged)), 5.0), 10.0
+                )
+        except (RemoteRLError, TimeoutError) as error:
+            log.warning("detaching from %s failed: %s", self.transport.target, error)
+        finally:
+            self.break_off(LeaseError("the session was closed before the operation ended"))
+            for task in list(self._tasks):
+                if task is not asyncio.current_task():
+                    task.cancel()
+            await self.transport.close()

@@ -1,0 +1,74 @@
+"""Client: losses that run here: forward, the caller's function, cotangents back
+(imports losses)."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from ..losses import Cotangents, Custom, run_custom
+from ..requests import Forward, ForwardBackward
+from ..types.batch import Batch
+from ..types.results import ForwardBackwardResult, Outputs
+from .operation import Call, Operation
+
+if TYPE_CHECKING:
+    from .training import Training
+
+
+def submit_custom(
+    face: Training, batch: Batch, loss: Custom, outputs: Outputs | None
+) -> Operation[ForwardBackwardResult]:
+    """Reserves the numbers of forward and forward_backward together, so that whatever is called
+    next comes after both; the function runs on a thread of its own.
+
+    If it raises, the second number becomes a failed forward_backward, and the caller's operation
+    raises the function's own exception.
+    """
+    sent = batch.only(())
+    forward = Forward(batch=sent, outputs=loss.required_outputs)
+    placeholder = Cotangents(
+        values={
+            name: sent.mask.with_values(sent.mask.values * 0.0) for name in loss.required_outputs
+        },
+        version=0,
+    )
+    face._check("forward", forward)
+    face._check("forward_backward", ForwardBackward(batch=sent, loss=placeholder))
+    told: dict[str, Any] = {}
+
+    def convert(result: ForwardBackwardResult) -> ForwardBackwardResult:
+        metrics = {**result.metrics, **told["metrics"]}
+        return attrs.evolve(result, value=told["value"], metrics=metrics)
+
+    connection = face._connection
+    with connection.ordering:
+        first: Operation[Outputs] | None = None
+        if outputs is None:
+            forward_call = connection.reserve("forward", lambda response: response)
+            connection.send(forward_call, forward)
+            first = Operation(forward_call)
+        call = connection.reserve("forward_backward", convert)
+
+    def work() -> None:
+        try:
+            held = first.result() if first is not None else outputs
+            assert held is not None
+            value, cotangents, metrics = run_custom(loss, batch, held)
+            told["value"] = value
+            told["metrics"] = {**metrics, "custom/forwards": 0.0 if first is None else 1.0}
+            request = ForwardBackward(batch=sent, loss=cotangents)
+            face._check("forward_backward", request)
+        except BaseException as error:  # noqa: BLE001 - whatever the caller's function raises is the outcome
+            connection.abandon(call, error)
+        else:
+            connection.send(call, request)
+
+    threading.Thread(target=work, name="remote_rl custom loss", daemon=True).start()
+    return _operation(call)
+
+
+def _operation(call: Call) -> Operation[ForwardBackwardResult]:
+    return Operation(call)

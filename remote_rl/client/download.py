@@ -1,0 +1,44 @@
+"""Client: files of a checkpoint or export, over the transport (imports the contract)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import ConflictError, InvalidRequestError
+from ..requests import ListFiles, ReadFile
+from ..run_info import FileChunk, FileList
+
+if TYPE_CHECKING:
+    from .session import Session
+
+_CHUNK = 8 * 1024 * 1024
+
+
+def download_files(session: Session, kind: str, name: str, destination: Path) -> Path:
+    """Copies every file, in pieces; an incomplete copy is left under a `.partial` name."""
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise ConflictError(f"{destination} exists and is not an empty directory")
+    request = ListFiles(kind=kind, name=name)  # type: ignore[arg-type]
+    listed: FileList = session._submit("list_files", request).result()
+    for path, size in zip(listed.paths, listed.sizes):
+        target = _inside(destination, path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(target.name + ".partial")
+        with partial.open("wb") as file:
+            for offset in range(0, size, _CHUNK):
+                piece = ReadFile(
+                    kind=request.kind, name=name, path=path, offset=offset, length=_CHUNK
+                )
+                chunk: FileChunk = session._submit("read_file", piece).result()
+                file.write(chunk.data.tobytes())
+        partial.rename(target)
+    destination.mkdir(parents=True, exist_ok=True)
+    return destination
+
+
+def _inside(folder: Path, path: str) -> Path:
+    target = (folder / path).resolve()
+    if not target.is_relative_to(folder.resolve()):
+        raise InvalidRequestError(f"the server lists {path!r}, which leads out of the directory")
+    return target

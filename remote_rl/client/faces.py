@@ -1,0 +1,48 @@
+"""Client: what the faces of a session have in common: check, number, send
+(imports the contract)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ..protocol import Capabilities
+from ..requests import Request
+from .connection import Connection
+from .operation import Operation
+
+T = TypeVar("T")
+
+
+def _as_it_is(response: Any) -> Any:
+    return response
+
+
+class Face:
+    """One face of a session. What it can refuse raises at the call, takes no number and changes
+    nothing; everything else is in the returned operation."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @property
+    def _capabilities(self) -> Capabilities:
+        return self._connection.grant.info.capabilities
+
+    def _check(self, name: str, request: Request) -> None:
+        self._capabilities.check(name, request, self._connection.grant.info.backend)
+
+    def _submit(
+        self,
+        name: str,
+        request: Request,
+        convert: Callable[[Any], Any] = _as_it_is,
+        deadline: float | None = None,
+        kind: type[Operation[Any]] = Operation,
+    ) -> Any:
+        self._check(name, request)
+        connection = self._connection
+        with connection.ordering:
+            call = connection.reserve(name, convert)
+            connection.send(call, request, deadline)
+        return kind(call)

@@ -1,0 +1,207 @@
+"""Client: the future that every call returns, for blocking and async code alike (imports the
+contract and progress)."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ..errors import DirtyGradientsError, RemoteRLError
+from ..messages import ProgressReport
+from ..ops import Operation as Row
+from ..types.generation import Group, Sample
+from .progress import watched_result
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+T = TypeVar("T")
+
+
+class Call:
+    """What a connection keeps of one operation; its public side is `Operation`.
+
+    convert: from the dispatcher's response to the caller's result.
+    observed: somebody was given the outcome. held: the caller still has the Operation.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        row: Row,
+        number: int,
+        convert: Callable[[Any], Any],
+    ) -> None:
+        self.connection = connection
+        self.row = row
+        self.number = number
+        self.convert = convert
+        self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        self.future.set_running_or_notify_cancel()
+        self.progress: ProgressReport | None = None
+        self.samples: list[Sample] = []
+        self.streaming = False
+        self.changed = threading.Condition()
+        self.observed = False
+        self.held = True
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """(stream, number)."""
+        return (self.row.stream.value, self.number)
+
+    @property
+    def request_id(self) -> str:
+        """As the dispatcher names it."""
+        return f"{self.connection.client_id}:{self.row.stream.value}:{self.number}"
+
+    @property
+    def error(self) -> BaseException | None:
+        """The failure, if it has ended in one."""
+        return self.future.exception() if self.future.done() else None
+
+    def finish(self, response: Any = None, error: BaseException | None = None) -> None:
+        """The outcome; a second one is ignored."""
+        with self.changed:
+            if self.future.done():
+                return
+            if error is None:
+                try:
+                    result = self.convert(response)
+                except Exception as raised:  # noqa: BLE001 - the caller's own conversion is the caller's error
+                    error = raised
+            if error is not None:
+                self.future.set_exception(error)
+            else:
+                self.future.set_result(result)
+            self.changed.notify_all()
+
+    def add_samples(self, start: int, samples: list[Sample]) -> None:
+        """Samples that have finished; those already held are passed over."""
+        with self.changed:
+            self.samples += samples[max(0, len(self.samples) - start) :]
+            self.changed.notify_all()
+
+    def outcome(self) -> Any:
+        """The result of an ended call, or its error raised; either is now observed."""
+        self.observed = True
+        error = self.future.exception()
+        if error is None:
+            return self.future.result()
+        if isinstance(error, DirtyGradientsError):
+            self.connection.observe_failures_before(self)
+        raise error.copy() if isinstance(error, RemoteRLError) else error
+
+
+class Operation(Generic[T]):
+    """A call that was submitted: `.result()`, or `await` it.
+
+    It is in order and under way as soon as the call returned; waiting is up to the caller. A
+    failure of one that nobody holds any more surfaces at the next `.result()` of its session, and
+    at the latest when the session closes.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        weakref.finalize(self, _let_go, call).atexit = False
+
+    def result(self, timeout: float | None = None) -> T:
+        """Waits and returns the result, or raises the failure.
+
+        timeout: seconds; after them `TimeoutError`, which cancels nothing: ask again.
+        """
+        self._call.connection.check_process()
+        watched_result(self._call, timeout)
+        self._call.connection.raise_dropped_failure(self._call)
+        outcome: T = self._call.outcome()
+        return outcome
+
+    def __await__(self) -> Generator[Any, None, T]:
+        self._call.connection.check_process()
+        return self._wait_for_it().__await__()
+
+    async def _wait_for_it(self) -> T:
+        ended = asyncio.wrap_future(self._call.future)
+        # a cancelled awaiter must not cancel the operation, nor take its outcome
+        await asyncio.wait([ended])
+        self._call.connection.raise_dropped_failure(self._call)
+        outcome: T = self._call.outcome()
+        return outcome
+
+    def done(self) -> bool:
+        """Whether the outcome is there."""
+        return self._call.future.done()
+
+    def cancel(self) -> None:
+        """Asks that it not start; a generate that runs ends early. The outcome tells:
+        `OperationCancelled`, or the result where it came too late. A cancelled forward_backward
+        counts as a failed one."""
+        self._call.connection.check_process()
+        self._call.connection.cancel(self._call)
+
+    @property
+    def progress(self) -> ProgressReport | None:
+        """What it last said of itself, None before."""
+        return self._call.progress
+
+    @property
+    def request_id(self) -> str:
+        """Its name in the run, for `abort` and logs."""
+        return self._call.request_id
+
+    def __repr__(self) -> str:
+        if not self.done():
+            state = "pending"
+        else:
+            state = "failed" if self._call.error is not None else "done"
+        return f"Operation({self._call.row.name} {self._call.number}, {state})"
+
+
+def _let_go(call: Call) -> None:
+    call.held = False
+
+
+class GenerateOperation(Operation[tuple[Group, ...]]):
+    """A generate: besides the groups as its result, its samples in the order they finish.
+
+        for sample in rl.sampling.generate(prompts, params): ...
+
+    Every sample comes once; `sample.prompt_index` and `sample.index` say which it is.
+    """
+
+    def __iter__(self) -> Iterator[Sample]:
+        call = self._call
+        call.connection.check_process()
+        call.connection.stream(call)
+        given: set[tuple[int, int]] = set()
+        while True:
+            with call.changed:
+                while len(call.samples) <= len(given) and not call.future.done():
+                    call.changed.wait()
+            fresh = _fresh(call, given)
+            if not fresh and call.future.done():
+                return
+            yield from fresh
+
+    async def __aiter__(self) -> AsyncIterator[Sample]:
+        iterator = iter(self)
+        while True:
+            sample = await asyncio.to_thread(next, iterator, None)
+            if sample is None:
+                return
+            yield sample
+
+
+def _fresh(call: Call, given: set[tuple[int, int]]) -> list[Sample]:
+    if call.future.done():
+        groups = call.outcome()
+        samples = [sample for group in groups for sample in group]
+    else:
+        samples = list(call.samples)
+    fresh = [sample for sample in samples if (sample.prompt_index, sample.index) not in given]
+    given.update((sample.prompt_index, sample.index) for sample in fresh)
+    return fresh

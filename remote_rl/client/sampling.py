@@ -1,0 +1,83 @@
+"""Client: the sampling face (imports the contract and faces)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ..errors import InvalidRequestError
+from ..requests import Abort, FinishSession, Generate, Pause, ResetPrefixCache, Resume
+from ..types.generation import Generation, Group, SamplingParams
+from ..types.ragged import RaggedLike
+from ..types.results import Done
+from .faces import Face
+from .operation import GenerateOperation, Operation
+
+
+class Sampling(Face):
+    """The sampler. Generates run beside each other and beside training, in no order."""
+
+    def generate(
+        self, prompts: RaggedLike, params: SamplingParams, *, deadline: float | None = None
+    ) -> GenerateOperation:
+        """Draws `params.n` responses to each prompt.
+
+        prompts: token ids, Ragged[m] int32 or anything `Ragged.of` takes; text is refused.
+        Returns an operation whose result is a tuple of m `Group`s, and which can be iterated for
+        `Sample`s as they finish. deadline: seconds, after which it ends in
+        `DeadlineExceededError`.
+        """
+        if isinstance(prompts, str) or (
+            isinstance(prompts, (list, tuple)) and any(isinstance(each, str) for each in prompts)
+        ):
+            raise InvalidRequestError(
+                "generate takes token ids, not text: encode prompts with Session.tokenizer()",
+                field="prompts",
+            )
+        request = Generate(prompts=prompts, params=params)
+        sent = request.prompts
+
+        def convert(generation: Generation) -> tuple[Group, ...]:
+            return generation.groups(sent, params.temperature)
+
+        operation: GenerateOperation = self._submit(
+            "generate", request, convert, deadline, GenerateOperation
+        )
+        return operation
+
+    def finish_session(self, session_id: str) -> Operation[Done]:
+        """Says that no more requests of this `session_id` come."""
+        operation: Operation[Done] = self._submit(
+            "finish_session", FinishSession(session_id=session_id)
+        )
+        return operation
+
+    def abort(
+        self, request_ids: Iterable[str | Operation[Any]] | str | None = None
+    ) -> Operation[Done]:
+        """Ends generates early, their unfinished samples with finish_reason "abort".
+
+        request_ids: `Operation.request_id`s (or the operations); None means all that the run has
+        accepted so far. The result comes when they have ended.
+        """
+        if request_ids is not None and not isinstance(request_ids, str):
+            request_ids = [
+                each.request_id if isinstance(each, Operation) else each for each in request_ids
+            ]
+        operation: Operation[Done] = self._submit("abort", Abort(request_ids=request_ids))
+        return operation
+
+    def pause(self) -> Operation[Done]:
+        """Holds generation at the next token, until `resume`."""
+        operation: Operation[Done] = self._submit("pause", Pause())
+        return operation
+
+    def resume(self) -> Operation[Done]:
+        """Lets generation go on."""
+        operation: Operation[Done] = self._submit("resume", Resume())
+        return operation
+
+    def reset_prefix_cache(self) -> Operation[Done]:
+        """Drops what the sampler cached of earlier prompts."""
+        operation: Operation[Done] = self._submit("reset_prefix_cache", ResetPrefixCache())
+        return operation

@@ -1,0 +1,150 @@
+"""Client: a session, one process's attachment to one run (imports the contract and its faces)."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ..errors import InvalidRequestError, RemoteRLError
+from ..requests import Half, Info, Reset, Sleep, Tokenizer, Wake
+from ..run_info import RunInfo
+from ..types.results import Done
+from .connection import Connection
+from .download import download_files
+from .faces import Face
+from .handle import Handle
+from .loop import LoopThread
+from .operation import Operation
+from .sampling import Sampling
+from .tokenizer import load_tokenizer
+from .training import Training
+from .weights import Weights
+
+
+class Session(Face):
+    """What `connect` returns; a context manager.
+
+    training, sampling, weights: the faces. A clean exit of `with` waits for everything that was
+    submitted and raises a failure nobody looked at; an exception or Ctrl-C cancels what has not
+    started. A run in this process ends with its session; a server's run stays.
+    """
+
+    def __init__(self, connection: Connection, loop: LoopThread, url: str | None) -> None:
+        super().__init__(connection)
+        self.training = Training(connection)
+        self.sampling = Sampling(connection)
+        self.weights = Weights(connection)
+        self._loop = loop
+        self._url = url
+        self._closed = False
+
+    # -- the run --------------------------------------------------------------------------------
+
+    def info(self) -> Operation[RunInfo]:
+        """What the run is and what its backend offers, now."""
+        operation: Operation[RunInfo] = self._submit("info", Info())
+        return operation
+
+    @property
+    def role(self) -> str:
+        """ "driver" or "member"."""
+        return self._connection.grant.role
+
+    def tokenizer(self) -> Operation[Any]:
+        """The model's tokenizer, loaded: the built-in byte tokenizer, or a Hugging Face one
+        (`pip install 'remote-rl[tokenizer]'`)."""
+        operation: Operation[Any] = self._submit("tokenizer", Tokenizer(), load_tokenizer)
+        return operation
+
+    def handle(self) -> Handle:
+        """What another process needs to attach to this run as a member."""
+        if self._url is None:
+            raise InvalidRequestError(
+                "a run inside this process can't be attached to from elsewhere: start "
+                "`remote-rl serve` and connect to its address"
+            )
+        grant = self._connection.grant
+        return Handle(url=self._url, instance_id=grant.instance_id, epoch=grant.epoch)
+
+    def reset(self) -> Operation[Done]:
+        """Back to the base weights; optimizer, seeds, reference and snapshots too."""
+        operation: Operation[Done] = self._submit("reset", Reset())
+        return operation
+
+    def sleep(self, half: Half) -> Operation[Done]:
+        """Lets "training" or "sampling" give its memory back; what needs it wakes it."""
+        operation: Operation[Done] = self._submit("sleep", Sleep(half=half))
+        return operation
+
+    def wake(self, half: Half) -> Operation[Done]:
+        """Wakes "training" or "sampling" before it is needed."""
+        operation: Operation[Done] = self._submit("wake", Wake(half=half))
+        return operation
+
+    def download(self, kind: str, name: str, destination: str | Path) -> Path:
+        """Copies a "checkpoint" or an "export" to a local directory, which must not exist yet or
+        be empty; blocks, and returns the directory."""
+        return download_files(self, kind, name, Path(destination))
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def detach(self) -> None:
+        """Leaves the run without waiting for what was submitted: it goes on there, if it has
+        started. A run inside this process ends."""
+        if not self._closed:
+            self._closed = True
+            self._connection.check_process()
+            self._connection.closing = True
+            try:
+                self._loop.run(self._connection.detach())
+            finally:
+                self._loop.stop()
+
+    def close(self) -> None:
+        """Waits for everything that was submitted, leaves the run, and raises the first failure
+        that nobody has looked at. A second call does nothing."""
+        if self._closed:
+            return
+        self._connection.check_process()
+        try:
+            for call in self._connection.pending():
+                concurrent.futures.wait([call.future])
+            failure = self._connection.dropped_failure(lambda call: True)
+        finally:
+            self.detach()
+        if failure is not None:
+            raise failure
+
+    def _cancel_everything(self) -> None:
+        for call in self._connection.pending():
+            self._connection.cancel(call)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        if self._closed:
+            return
+        try:
+            self._cancel_everything()
+            self.detach()
+        except RemoteRLError as closing:
+            error.add_note(f"closing the session failed too: {closing}")
+        failure = self._connection.dropped_failure(lambda call: True)
+        if failure is not None and failure is not error:
+            error.add_note(f"an operation that was not awaited failed earlier: {failure}")
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else self.role
+        target = self._connection.transport.target
+        return f"Session({target!r}, {state}, epoch {self._connection.grant.epoch})"

@@ -1,0 +1,190 @@
+"""Client: the training face (imports the contract, faces, custom losses' runner)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..losses import Custom, Loss
+from ..requests import (
+    Checkpoints,
+    Delete,
+    DropSnapshot,
+    Export,
+    Forward,
+    ForwardBackward,
+    Load,
+    OptimStep,
+    RestoreSnapshot,
+    Save,
+    SetReference,
+    Snapshot,
+    ZeroGrad,
+)
+from ..run_info import CheckpointList
+from ..types.batch import Batch
+from ..types.results import (
+    AdamW,
+    CheckpointInfo,
+    Done,
+    ExportReceipt,
+    ForwardBackwardResult,
+    LoadResult,
+    OptimStepResult,
+    Outputs,
+)
+from .custom import submit_custom
+from .faces import Face
+from .operation import Operation
+
+
+class Training(Face):
+    """The trainer: weights, accumulated gradient, optimizer, snapshots, reference, checkpoints.
+
+    All its operations, and `weights.sync`, execute in the order of the calls. `deadline` (seconds)
+    acts before an operation starts, never on one that runs.
+    """
+
+    def forward(
+        self,
+        batch: Batch,
+        outputs: Iterable[str] = ("logprobs",),
+        policy: str = "current",
+        *,
+        deadline: float | None = None,
+    ) -> Operation[Outputs]:
+        """Per-token outputs, without a gradient.
+
+        outputs: e.g. {"logprobs", "entropy"}. policy: "current", "reference" or a snapshot's name.
+        The result's fields are Ragged[n] float32, entry t for response token t.
+        """
+        request = Forward(batch=batch.only(()), outputs=frozenset(outputs), policy=policy)
+        operation: Operation[Outputs] = self._submit("forward", request, deadline=deadline)
+        return operation
+
+    def forward_backward(
+        self,
+        batch: Batch,
+        loss: Loss,
+        *,
+        outputs: Outputs | None = None,
+        deadline: float | None = None,
+    ) -> Operation[ForwardBackwardResult]:
+        """Adds the gradient of `loss` on `batch` to the accumulator.
+
+        A loss of `losses.custom` runs here, in this process: its outputs come from a forward that
+        is paid for, or from `outputs`, those of the same rows at the current version.
+        Raises `InvalidRequestError` where the batch lacks a field that the loss needs.
+        """
+        if isinstance(loss, Custom):
+            return submit_custom(self, batch, loss, outputs)
+        if outputs is not None:
+            raise_only_custom()
+        loss.check(batch)
+        request = ForwardBackward(batch=batch.only(loss.required_fields), loss=loss)
+        operation: Operation[ForwardBackwardResult] = self._submit(
+            "forward_backward", request, deadline=deadline
+        )
+        return operation
+
+    def optim_step(
+        self, optimizer: AdamW, *, deadline: float | None = None
+    ) -> Operation[OptimStepResult]:
+        """Applies the accumulated gradient with these settings, and clears it."""
+        operation: Operation[OptimStepResult] = self._submit(
+            "optim_step", OptimStep(optimizer=optimizer), deadline=deadline
+        )
+        return operation
+
+    def zero_grad(self, *, deadline: float | None = None) -> Operation[Done]:
+        """Discards the accumulated gradient, and with it an earlier failure."""
+        operation: Operation[Done] = self._submit("zero_grad", ZeroGrad(), deadline=deadline)
+        return operation
+
+    def snapshot(self, name: str, *, deadline: float | None = None) -> Operation[Done]:
+        """Keeps the current weights under `name` in the trainer's memory."""
+        operation: Operation[Done] = self._submit(
+            "snapshot", Snapshot(name=name), deadline=deadline
+        )
+        return operation
+
+    def restore_snapshot(self, name: str, *, deadline: float | None = None) -> Operation[Done]:
+        """Makes a snapshot's weights the current ones, under a new version."""
+        operation: Operation[Done] = self._submit(
+            "restore_snapshot", RestoreSnapshot(name=name), deadline=deadline
+        )
+        return operation
+
+    def drop_snapshot(self, name: str, *, deadline: float | None = None) -> Operation[Done]:
+        """Forgets a snapshot."""
+        operation: Operation[Done] = self._submit(
+            "drop_snapshot", DropSnapshot(name=name), deadline=deadline
+        )
+        return operation
+
+    def set_reference(self, source: str, *, deadline: float | None = None) -> Operation[Done]:
+        """Sets the reference policy: "base", "current" or a snapshot's name."""
+        operation: Operation[Done] = self._submit(
+            "set_reference", SetReference(source=source), deadline=deadline
+        )
+        return operation
+
+    def save(
+        self,
+        name: str,
+        metadata: Mapping[str, Any] | None = None,
+        optimizer: bool = True,
+        *,
+        deadline: float | None = None,
+    ) -> Operation[CheckpointInfo]:
+        """Writes a checkpoint; refused where the name exists or a gradient is accumulated.
+
+        metadata: JSON values of the caller's, returned by `load` and `checkpoints`.
+        """
+        request = Save(name=name, metadata=metadata, optimizer=optimizer)
+        operation: Operation[CheckpointInfo] = self._submit("save", request, deadline=deadline)
+        return operation
+
+    def load(
+        self, name: str, optimizer: bool = True, *, deadline: float | None = None
+    ) -> Operation[LoadResult]:
+        """Restores a checkpoint; with optimizer=False the optimizer is fresh afterwards."""
+        operation: Operation[LoadResult] = self._submit(
+            "load", Load(name=name, optimizer=optimizer), deadline=deadline
+        )
+        return operation
+
+    def checkpoints(
+        self, *, deadline: float | None = None
+    ) -> Operation[tuple[CheckpointInfo, ...]]:
+        """The run's checkpoints, oldest first."""
+
+        def convert(listed: CheckpointList) -> tuple[CheckpointInfo, ...]:
+            return listed.checkpoints
+
+        operation: Operation[tuple[CheckpointInfo, ...]] = self._submit(
+            "checkpoints", Checkpoints(), convert, deadline
+        )
+        return operation
+
+    def delete(self, name: str, *, deadline: float | None = None) -> Operation[Done]:
+        """Removes a checkpoint."""
+        operation: Operation[Done] = self._submit("delete", Delete(name=name), deadline=deadline)
+        return operation
+
+    def export(self, name: str, *, deadline: float | None = None) -> Operation[ExportReceipt]:
+        """Writes the current weights as a Hugging Face directory on the backend's side; fetch it
+        with `Session.download("export", name, destination)`."""
+        operation: Operation[ExportReceipt] = self._submit(
+            "export", Export(name=name), deadline=deadline
+        )
+        return operation
+
+
+def raise_only_custom() -> None:
+    """`outputs` is for losses that run on the client."""
+    from ..errors import InvalidRequestError
+
+    raise InvalidRequestError(
+        "outputs= is only for losses of losses.custom; this one is computed by the backend"
+    )

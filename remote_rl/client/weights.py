@@ -1,0 +1,56 @@
+"""Client: the weights face (imports the contract and faces)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..requests import InFlight, Push, Sync, Version
+from ..types.generation import Label
+from ..types.results import SyncReceipt, WeightsVersion
+from .faces import Face
+from .operation import Operation
+
+
+class Weights(Face):
+    """The path of weights to the sampler; its operations are in order with those of training."""
+
+    def sync(
+        self,
+        in_flight: InFlight = "keep",
+        label: Label = None,
+        *,
+        deadline: float | None = None,
+    ) -> Operation[SyncReceipt]:
+        """Carries the trainer's weights to the sampler.
+
+        in_flight: running generates go on with the new weights ("keep"), finish first ("wait") or
+        end ("abort"). label: passed on to samples. A generate submitted after the receipt uses at
+        least its version.
+        """
+        operation: Operation[SyncReceipt] = self._submit(
+            "sync", Sync(in_flight=in_flight, label=label), deadline=deadline
+        )
+        return operation
+
+    def push(
+        self,
+        tensors: Mapping[str, Any],
+        in_flight: InFlight = "keep",
+        label: Label = None,
+        *,
+        deadline: float | None = None,
+    ) -> Operation[SyncReceipt]:
+        """Carries tensors of this process to the sampler, for a trainer that is local.
+
+        tensors: every tensor of the model by name, each a numpy array, torch tensor or `Tensor`;
+        missing, extra and misshaped ones are refused before anything changes.
+        """
+        request = Push(tensors=tensors, in_flight=in_flight, label=label)
+        operation: Operation[SyncReceipt] = self._submit("push", request, deadline=deadline)
+        return operation
+
+    def version(self) -> Operation[WeightsVersion]:
+        """Which versions trainer and sampler hold, after all that was submitted before."""
+        operation: Operation[WeightsVersion] = self._submit("version", Version())
+        return operation

@@ -1,0 +1,414 @@
+"""Dispatcher: one run, one backend, many clients; the single entry is `handle`
+(imports the contract and its own modules; no transport, no client)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from .. import __about__
+from ..errors import (
+    InvalidRequestError,
+    LeaseError,
+    OperationCancelled,
+    ProtocolError,
+    RemoteRLError,
+    RunLostError,
+)
+from ..messages import (
+    Attach,
+    Cancel,
+    Cancelled,
+    Describe,
+    Detach,
+    Detached,
+    Grant,
+    Leased,
+    Message,
+    Occupied,
+    Outcome,
+    Renew,
+    Renewed,
+    Submit,
+    Wait,
+    Waited,
+)
+from ..ops import ALWAYS_OFFERED, OPERATIONS, Operation, Stream
+from ..protocol import PROTOCOL_VERSIONS, Backend
+from ..requests import RESERVED_NAMES, Abort, Generate
+from ..run_info import RunInfo
+from .clients import Client
+from .clock import Clock, SystemClock
+from .context import RunningContext
+from .execution import Execution
+from .leases import Lease, Leases
+from .record import Record, State
+from .rules import Rules, SeedBook
+from .runner import Runner
+from .store import Store
+
+log = logging.getLogger("remote_rl.dispatcher")
+
+_PROGRESS_INTERVAL = 0.25
+
+
+class Dispatcher:
+    """Runs `backend` from `start` to `close`.
+
+    checkpoint_dir: where saves and exports go; None refuses them. lease_seconds: how long a
+    silent client keeps its rights. stall_timeout: how long a silent operation is trusted.
+    All methods belong to the event loop that called `start`.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        checkpoint_dir: str | Path | None = None,
+        lease_seconds: float = 60.0,
+        stall_timeout: float = 300.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.backend = backend
+        self.instance_id = uuid.uuid4().hex
+        self.clock = clock or SystemClock()
+        self.rules = Rules()
+        self.seeds = SeedBook(backend.seed)
+        self.store = Store(None if checkpoint_dir is None else Path(checkpoint_dir))
+        self.leases = Leases(lease_seconds)
+        self.clients: dict[str, Client] = {}
+        self.executor = ThreadPoolExecutor(8, thread_name_prefix="remote_rl-backend")
+        self.execution = Execution(backend, self.rules, self.seeds, self.store, self.info)
+        self.runner = Runner(self, stall_timeout)
+        self.lost: RunLostError | None = None
+
+    # -- life -----------------------------------------------------------------------------------
+
+    async def start(self, on_progress: Callable[[str], None] | None = None) -> None:
+        """Starts the backend; `on_progress` hears what it is doing. A failed start is closed."""
+        record = Record(
+            client_id="dispatcher",
+            key=("query", 0),
+            operation=OPERATIONS["info"],
+            request=Abort(),
+            digest=None,
+            accepted=self.clock.now(),
+        )
+
+        def hear() -> None:
+            if on_progress is not None and record.progress is not None:
+                on_progress(record.progress.what)
+
+        try:
+            await self.backend.start(self._context(record, hear))
+        except BaseException:
+            await self._close_backend()
+            raise
+        self.runner.start()
+
+    async def close(self) -> None:
+        """Ends everything: what runs is cancelled, what waits fails, the backend is closed."""
+        self.lose(RunLostError("the run was closed", last_checkpoint=self.store.latest()))
+        await self.runner.stop()
+        await self._close_backend()
+
+    async def _close_backend(self) -> None:
+        await self.backend.close()
+        self.executor.shutdown(wait=False, cancel_futures=True)
+
+    def lose(self, error: RunLostError) -> None:
+        """The run is over: every operation and every later message fails with `error`."""
+        if self.lost is None:
+            self.lost = error
+        for client in self.clients.values():
+            self._drop(client, self.lost)
+
+    # -- messages -------------------------------------------------------------------------------
+
+    async def handle(self, message: Message) -> Any:
+        """The one entry: a message of a client, answered or refused with an error of the tree."""
+        if isinstance(message, Describe):
+            return self.info()
+        if isinstance(message, Attach):
+            return self._attach(message)
+        if not isinstance(message, Leased):
+            raise ProtocolError(f"{type(message).__name__} is no message that a client sends")
+        client = self._client(message)
+        client.acknowledge(message.acknowledged)
+        if isinstance(message, Submit):
+            return await self._submit(client, message)
+        if isinstance(message, Wait):
+            return await self._wait(client, message)
+        if isinstance(message, Cancel):
+            return self._cancel(client, message)
+        if isinstance(message, Detach):
+            return self._detach(client)
+        if isinstance(message, Renew):
+            return Renewed(lease_seconds=self.leases.seconds)
+        raise ProtocolError(f"{type(message).__name__} is no message that a client sends")
+
+    def info(self) -> RunInfo:
+        """What the run is, now."""
+        return RunInfo(
+            instance_id=self.instance_id,
+            backend=self.backend.name,
+            model=self.backend.model,
+            capabilities=self.capabilities,
+            protocol_versions=PROTOCOL_VERSIONS,
+            software=f"remote_rl {__about__.__version__}",
+            versions=self.execution.versions(),
+            pristine=self.rules.pristine,
+            checkpoint_dir=self.store.available,
+            driver=self.leases.driver is not None,
+        )
+
+    @property
+    def capabilities(self) -> Any:
+        """The backend's, with what the dispatcher offers whatever the backend."""
+        import attrs
+
+        declared = self.backend.capabilities
+        return attrs.evolve(declared, operations=declared.operations | ALWAYS_OFFERED)
+
+    def _client(self, message: Leased) -> Client:
+        if message.instance_id != self.instance_id:
+            raise RunLostError(
+                "the server was restarted, and the run that this session held is gone; connect "
+                f"again, with start= {self._start_hint()}",
+                last_checkpoint=self.store.latest(),
+            )
+        if self.lost is not None:
+            raise self.lost.copy()
+        self.leases.renew(message.client_id, self.clock.now())
+        return self.clients[message.client_id]
+
+    def _start_hint(self) -> str:
+        latest = self.store.latest()
+        return f"{latest!r}, its last checkpoint" if latest else "'base' (it left no checkpoint)"
+
+    # -- leases ---------------------------------------------------------------------------------
+
+    def _attach(self, message: Attach) -> Grant | Occupied:
+        if not set(message.protocol_versions) & set(PROTOCOL_VERSIONS):
+            raise ProtocolError(
+                f"the client speaks protocol {list(message.protocol_versions)} and the server "
+                f"{list(PROTOCOL_VERSIONS)}; install the same remote-rl on both sides"
+            )
+        if message.instance_id is not None and message.instance_id != self.instance_id:
+            raise RunLostError(
+                "the handle is of a run that is gone; connect again, with start= "
+                f"{self._start_hint()}",
+                last_checkpoint=self.store.latest(),
+            )
+        if self.lost is not None:
+            raise self.lost.copy()
+        now = self.clock.now()
+        self.expire(now)
+        if message.epoch is not None:
+            if message.start is not None or message.takeover:
+                raise InvalidRequestError("start and takeover are the driver's, not a handle's")
+            lease = self.leases.attach_member(message.client_id, message.epoch, now)
+            return self._grant(lease, None)
+        needs_start = self._needs_start(message)
+        before = self.leases.held()
+        answer = self.leases.attach_driver(message.client_id, now, message.takeover)
+        if isinstance(answer, Occupied):
+            return answer
+        if message.takeover:
+            self._ended(lease for lease in before if lease.client_id != message.client_id)
+        return self._grant(answer, needs_start)
+
+    def _needs_start(self, message: Attach) -> str | None:
+        if message.model is not None and message.model != self.backend.model.name:
+            raise InvalidRequestError(
+                f"the run's model is {self.backend.model.name!r}, not {message.model!r}; start a "
+                "server with that model, or leave model out"
+            )
+        start = message.start
+        if start is not None and start not in RESERVED_NAMES:
+            self.store.checkpoint(start)
+            return start
+        if start == "reference":
+            raise InvalidRequestError("start must be 'base', 'current' or a checkpoint's name")
+        if self.rules.pristine or message.client_id in self.clients:
+            return None
+        if start is None:
+            raise InvalidRequestError(
+                "the run has been trained or loaded before, so say where to begin: start='base', "
+                "start='current' or the name of a checkpoint"
+            )
+        return start
+
+    def _grant(self, lease: Lease, needs_start: str | None) -> Grant:
+        if lease.client_id not in self.clients:
+            client = self.clients[lease.client_id] = Client(lease)
+            client.seed_base = self.seeds.base(lease.ordinal)
+            log.info("%s %s attached in epoch %d", lease.role, lease.client_id, lease.epoch)
+        return Grant(
+            client_id=lease.client_id,
+            instance_id=self.instance_id,
+            epoch=lease.epoch,
+            role=lease.role,
+            lease_seconds=self.leases.seconds,
+            needs_start=needs_start,
+            info=self.info(),
+        )
+
+    def _detach(self, client: Client) -> Detached:
+        self._ended(self.leases.end(client.lease.client_id, "it detached"))
+        return Detached()
+
+    def expire(self, now: float) -> None:
+        """Ends the leases that have run out."""
+        self._ended(self.leases.expire(now))
+
+    def _ended(self, leases: Any) -> None:
+        for lease in leases:
+            client = self.clients.pop(lease.client_id, None)
+            if client is not None:
+                log.info("lease of %s %s ended", lease.role, lease.client_id)
+                self._drop(client, LeaseError(f"the lease of client {lease.client_id} has ended"))
+
+    def _drop(self, client: Client, error: RemoteRLError) -> None:
+        for record in client.records():
+            if record.state in (State.HELD, State.QUEUED):
+                record.settle(error=error.copy())
+            elif record.state is State.RUNNING and record.key[0] != Stream.TRAINING.value:
+                record.end_early(error.copy())
+        client.wake()
+
+    # -- operations -----------------------------------------------------------------------------
+
+    async def _submit(self, client: Client, message: Submit) -> Outcome:
+        row = OPERATIONS.get(message.operation)
+        if row is None or not isinstance(message.request, row.request):
+            raise ProtocolError(
+                f"{message.operation!r} with a {type(message.request).__name__} is no operation"
+            )
+        stream = client.streams[row.stream.value]
+        record = stream.find(message.number, row.name, message.digest)
+        if record is None:
+            self.capabilities.check(row.name, message.request, self.backend.name)
+            record = self._accept(client, row, message)
+        record.claims += 1
+        try:
+            if not record.done and message.linger:
+                try:
+                    await asyncio.wait_for(record.settled.wait(), message.linger)
+                except TimeoutError:
+                    pass  # the answer then says "not done yet", and a wait brings the outcome
+        finally:
+            record.claims -= 1
+        record.delivered = record.delivered or record.done
+        return record.outcome()
+
+    def _accept(self, client: Client, row: Operation, message: Submit) -> Record:
+        now = self.clock.now()
+        record = Record(
+            client_id=message.client_id,
+            key=(row.stream.value, message.number),
+            operation=row,
+            request=message.request,
+            digest=message.digest,
+            accepted=now,
+            deadline=None if message.deadline is None else now + message.deadline,
+            last_sign=now,
+        )
+        for ready in client.streams[row.stream.value].add(record):
+            if row.stream is Stream.TRAINING:
+                self.runner.enqueue(ready)
+            elif row.stream is Stream.CONTROL and client.is_late_control(row.name, message.number):
+                self.runner.ignore_late(ready)
+            else:
+                self.runner.begin(ready)
+        return record
+
+    async def _wait(self, client: Client, message: Wait) -> Waited:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + message.timeout
+        quiet_until = loop.time() + _PROGRESS_INTERVAL
+        while True:
+            now = loop.time()
+            waited = client.collect(message.cursors, with_progress=now >= quiet_until)
+            if waited.outcomes or waited.partials or waited.progress or now >= end:
+                return waited
+            pause = end - now if now >= quiet_until else min(end, quiet_until) - now
+            await client.changed(pause)
+
+    def _cancel(self, client: Client, message: Cancel) -> Cancelled:
+        stream = client.streams.get(message.stream)
+        row = OPERATIONS.get(message.operation)
+        if stream is None or row is None or row.stream.value != message.stream:
+            raise ProtocolError(f"there is no {message.operation!r} in stream {message.stream!r}")
+        error = OperationCancelled(f"{row.name} was cancelled before it started")
+        record = stream.get(message.number)
+        if record is None:
+            # the cancel overtook the operation: keep its place, so that it can't run later
+            self._bury(client, row, message, error)
+            return Cancelled(cancelled=True)
+        if record.state in (State.HELD, State.QUEUED):
+            record.settle(error=error)
+            client.wake()
+            return Cancelled(cancelled=True)
+        if record.state is State.RUNNING and row.stream is not Stream.TRAINING:
+            record.end_early(OperationCancelled(f"{row.name} was cancelled while it ran"))
+            return Cancelled(cancelled=True)
+        return Cancelled(cancelled=isinstance(record.error, OperationCancelled))
+
+    def _bury(self, client: Client, row: Operation, message: Cancel, error: RemoteRLError) -> None:
+        stream = client.streams[row.stream.value]
+        stream.find(message.number, row.name, None)  # an acknowledged number is a conflict
+        record = Record(
+            client_id=message.client_id,
+            key=(row.stream.value, message.number),
+            operation=row,
+            request=Abort(),
+            digest=None,
+            accepted=self.clock.now(),
+            tombstone=True,
+        )
+        record.settle(error=error)
+        for ready in stream.add(record):
+            if row.stream is Stream.TRAINING:
+                self.runner.enqueue(ready)
+        client.wake()
+
+    # -- for the runner -------------------------------------------------------------------------
+
+    def context_of(self, record: Record) -> RunningContext:
+        """The context of a record that begins to run."""
+        client = self.clients.get(record.client_id)
+        context = self._context(record, client.wake if client is not None else lambda: None)
+        if isinstance(record.request, Generate):
+            given = record.request.params.seed
+            if given is not None:
+                context.seed = given
+            elif client is not None:
+                count = client.seed_base + record.key[1]
+                context.seed = self.seeds.seed(client.lease.ordinal, count)
+        return context
+
+    def _context(self, record: Record, wake: Callable[[], None]) -> RunningContext:
+        return RunningContext(
+            record=record,
+            clock=self.clock,
+            executor=self.executor,
+            wake_client=wake,
+            version=self.rules.version,
+            next_version=self.rules.next_version,
+        )
+
+    def settled(self, record: Record) -> None:
+        """After a record's outcome became final: seeds follow a load, the client wakes."""
+        if record.operation.name in ("load", "reset") and record.error is None:
+            for client in self.clients.values():
+                submitted = client.streams[Stream.SAMPLING.value].highest
+                client.seed_base = self.seeds.base(client.lease.ordinal, submitted)
+        holder = self.clients.get(record.client_id)
+        if holder is not None:
+            holder.wake()

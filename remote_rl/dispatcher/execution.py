@@ -1,0 +1,187 @@
+"""Dispatcher: calls the backend for one record and applies the rules around it (imports the
+contract, rules, store, context)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ..errors import BackendError, InvalidRequestError
+from ..ops import Operation
+from ..protocol import Backend
+from ..requests import Abandon, Delete, Export, Generate, Load, ReadFile, Request, Save
+from ..run_info import CheckpointList, FileChunk, FileList, RunInfo
+from ..types.results import CheckpointInfo, Done, ExportReceipt, LoadResult, WeightsVersion
+from .context import RunningContext
+from .rules import Rules, SeedBook
+from .store import Store
+
+_CHUNK = 16 * 1024 * 1024
+
+
+class Execution:
+    """Runs operations on a backend: one method a special case, one for all the others."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        rules: Rules,
+        seeds: SeedBook,
+        store: Store,
+        describe: Callable[[], RunInfo],
+    ) -> None:
+        self.backend = backend
+        self.rules = rules
+        self.seeds = seeds
+        self.store = store
+        self._describe = describe
+
+    async def run(self, row: Operation, request: Request, context: RunningContext) -> Any:
+        """The operation's result. Raises what the backend or the rules raise."""
+        self.rules.admit(row, request)
+        context.record.began = True
+        special = getattr(self, f"_{row.name}", None)
+        if special is not None:
+            result = await special(request, context)
+        else:
+            result = await self._call(row, request, context)
+        if row.stream.value == "training":
+            self.rules.succeeded(row, request, _reported(result))
+        if result is None:
+            result = Done(version=self.rules.version)
+        if not isinstance(result, row.response):
+            raise BackendError(
+                f"backend {self.backend.name!r} answered {row.name} with a "
+                f"{type(result).__name__} instead of a {row.response.__name__}"
+            )
+        return result
+
+    async def _call(self, row: Operation, request: Request, context: RunningContext) -> Any:
+        face = self.backend if row.face == "backend" else getattr(self.backend, row.face)
+        return await getattr(face, row.name)(request, context)
+
+    # -- checkpoints and files ----------------------------------------------------------------
+
+    async def _save(self, request: Save, context: RunningContext) -> CheckpointInfo:
+        partial = self.store.begin("checkpoint", request.name)
+        written = False
+        try:
+            context._directory = partial / "state"
+            reference = await self.backend.training.save(request, context)
+            info = CheckpointInfo(
+                name=request.name,
+                version=self.rules.version,
+                optimizer=request.optimizer,
+                reference=reference,
+                metadata=request.metadata,
+            )
+            counters = dict(self.seeds.counters)
+            complete = await context.thread(self.store.finish_checkpoint, partial, info, counters)
+            written = True
+            return complete
+        finally:
+            if not written:
+                self.store.abandon(partial)
+
+    async def _load(self, request: Load, context: RunningContext) -> LoadResult:
+        stored = self.store.checkpoint(request.name)
+        if request.optimizer and not stored.info.optimizer:
+            raise InvalidRequestError(
+                f"checkpoint {request.name!r} holds no optimizer state; "
+                "load it with optimizer=False for a fresh one"
+            )
+        self.rules.loading(stored.info.version)
+        context.next_version = self.rules.next_version
+        context._directory = stored.directory
+        await self.backend.training.load(request, context)
+        self.seeds.restore(dict(stored.counters))
+        return LoadResult(
+            name=request.name,
+            metadata=stored.info.metadata,
+            version=context.next_version,
+            saved_version=stored.info.version,
+            optimizer=request.optimizer,
+        )
+
+    async def _export(self, request: Export, context: RunningContext) -> ExportReceipt:
+        partial = self.store.begin("export", request.name)
+        placed: Path | None = None
+        try:
+            context._directory = partial / "state"
+            await self.backend.training.export(request, context)
+            placed = await context.thread(self.store.finish_export, partial, request.name)
+        finally:
+            if placed is None:
+                self.store.abandon(partial)
+        files = self.store.files("export", request.name)
+        return ExportReceipt(
+            name=request.name,
+            path=str(placed),
+            files=tuple(files),
+            bytes=sum(files.values()),
+            version=self.rules.version,
+        )
+
+    async def _checkpoints(self, request: Request, context: RunningContext) -> CheckpointList:
+        return CheckpointList(checkpoints=await context.thread(self.store.checkpoints))
+
+    async def _delete(self, request: Delete, context: RunningContext) -> None:
+        await context.thread(self.store.delete, request.name)
+
+    async def _list_files(self, request: Any, context: RunningContext) -> FileList:
+        files = await context.thread(self.store.files, request.kind, request.name)
+        return FileList(paths=tuple(files), sizes=tuple(files.values()))
+
+    async def _read_file(self, request: ReadFile, context: RunningContext) -> FileChunk:
+        data, size = await context.thread(
+            self.store.read,
+            request.kind,
+            request.name,
+            request.path,
+            request.offset,
+            min(request.length, _CHUNK),
+        )
+        return FileChunk(data=data, size=size)
+
+    # -- the rest -----------------------------------------------------------------------------
+
+    async def _generate(self, request: Generate, context: RunningContext) -> Any:
+        generation = await self.backend.sampling.generate(request, context)
+        expected = len(request.prompts) * request.params.n
+        if len(generation) != expected:
+            raise BackendError(
+                f"backend {self.backend.name!r} answered generate with {len(generation)} samples "
+                f"instead of {expected}"
+            )
+        return generation
+
+    async def _info(self, request: Request, context: RunningContext) -> RunInfo:
+        return self._describe()
+
+    async def _version(self, request: Request, context: RunningContext) -> WeightsVersion:
+        return self.versions()
+
+    def versions(self) -> WeightsVersion:
+        """What trainer and sampler hold now."""
+        sampler, label = self.backend.sampler_version()
+        return WeightsVersion(trainer=self.rules.version, sampler=sampler, label=label)
+
+    async def _reset(self, request: Request, context: RunningContext) -> None:
+        await self.backend.reset(context)
+        self.seeds.restore({})
+
+    async def _tokenizer(self, request: Request, context: RunningContext) -> Any:
+        return await self.backend.tokenizer()
+
+    async def _abandon(self, request: Abandon, context: RunningContext) -> None:
+        raise BackendError(f"the client's loss function failed: {request.reason}")
+
+
+def _reported(result: Any) -> int | None:
+    if isinstance(result, (CheckpointInfo, ExportReceipt, WeightsVersion)) or result is None:
+        return None
+    version = getattr(result, "version", None) if attrs.has(type(result)) else None
+    return version if isinstance(version, int) else None

@@ -1,0 +1,201 @@
+"""Dispatcher: the lane of sequenced operations, the tasks beside it, and the watch over both
+(imports the contract, record, execution's caller)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from ..errors import (
+    DeadlineExceededError,
+    OperationCancelled,
+    RemoteRLError,
+    RunLostError,
+    StalledError,
+    as_remote_error,
+)
+from ..ops import Stream
+from ..requests import Abort
+from ..types.results import Done
+from .record import Record, State
+
+if TYPE_CHECKING:
+    from .dispatcher import Dispatcher
+
+log = logging.getLogger("remote_rl.dispatcher")
+
+_WATCH_INTERVAL = 0.5
+
+
+class Runner:
+    """Executes records: sequenced ones one after the other, all others as they come."""
+
+    def __init__(self, dispatcher: Dispatcher, stall_timeout: float) -> None:
+        self.dispatcher = dispatcher
+        self.stall_timeout = stall_timeout
+        self.paused = False
+        self._lane: asyncio.Queue[Record] = asyncio.Queue()
+        self._running: set[Record] = set()
+        self._services: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Starts the lane and the watch."""
+        self._services = [
+            asyncio.create_task(self._serve_lane(), name="remote_rl training lane"),
+            asyncio.create_task(self._watch(), name="remote_rl watch"),
+        ]
+        for service in self._services:
+            service.add_done_callback(self._service_ended)
+
+    def _service_ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            return
+        error = task.exception()
+        log.error("%s ended: %r", task.get_name(), error)
+        lost = RunLostError(
+            f"the run ended because its {task.get_name()} failed: {error!r}",
+            last_checkpoint=self.dispatcher.store.latest(),
+        )
+        lost.__cause__ = error
+        self.dispatcher.lose(lost)
+
+    async def stop(self) -> None:
+        """Cancels the services and everything that runs, and waits until they have ended."""
+        tasks = [*self._services, *(record.task for record in self._running if record.task)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def enqueue(self, record: Record) -> None:
+        """A sequenced record whose turn in its client's order has come."""
+        if record.state is State.HELD:
+            record.state = State.QUEUED
+        self._lane.put_nowait(record)
+
+    def begin(self, record: Record) -> None:
+        """Any other record: runs beside the others."""
+        if record.operation.name in ("pause", "resume"):
+            self.paused = record.operation.name == "pause"
+        record.task = asyncio.create_task(self._execute(record))
+
+    def ignore_late(self, record: Record) -> None:
+        """A control operation that a newer one has overtaken: answered, not done."""
+        record.settle(result=Done(version=self.dispatcher.rules.version))
+        self.dispatcher.settled(record)
+
+    async def _serve_lane(self) -> None:
+        while True:
+            record = await self._lane.get()
+            if record.done:  # cancelled while it waited: its failure counts where it stood
+                if record.error is not None:
+                    self.dispatcher.rules.failed(record.operation, record.error, began=False)
+                continue
+            record.task = asyncio.create_task(self._execute(record))
+            await asyncio.wait([record.task])
+
+    async def _execute(self, record: Record) -> None:
+        if record.done:
+            return
+        dispatcher = self.dispatcher
+        record.state = State.RUNNING
+        record.last_sign = dispatcher.clock.now()
+        self._running.add(record)
+        try:
+            if record.operation.name == "abort":
+                result = await self._abort(record)
+            else:
+                result = await dispatcher.execution.run(
+                    record.operation, record.request, dispatcher.context_of(record)
+                )
+        except asyncio.CancelledError:
+            error = record.ending or OperationCancelled(f"{record.operation.name} was cancelled")
+            self._fail(record, error)
+        except Exception as caught:  # whatever a backend raises is told to whoever asked
+            if not isinstance(caught, RemoteRLError):
+                log.exception("%s failed in the backend", record.operation.name)
+            self._fail(record, record.ending or as_remote_error(caught))
+        else:
+            if record.ending is not None:
+                self._fail(record, record.ending)
+            elif not record.done:
+                record.settle(result=result)
+        finally:
+            self._running.discard(record)
+            dispatcher.settled(record)
+
+    def _fail(self, record: Record, error: RemoteRLError) -> None:
+        self.dispatcher.rules.failed(record.operation, error, record.began)
+        if not record.done:
+            record.settle(error=error)
+
+    async def _abort(self, record: Record) -> Done:
+        """Tells the named generates (or all) to end, and waits until they have."""
+        request = record.request
+        assert isinstance(request, Abort)
+        chosen = [
+            other
+            for other in self._running
+            if other.operation.name == "generate"
+            and (request.request_ids is None or other.request_id in request.request_ids)
+        ]
+        for other in chosen:
+            other.end_early(None)
+        for other in chosen:
+            await other.settled.wait()
+        return Done(version=self.dispatcher.rules.version)
+
+    # -- the watch ------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        clock = self.dispatcher.clock
+        while True:
+            await clock.sleep(_WATCH_INTERVAL)
+            now = clock.now()
+            self.dispatcher.expire(now)
+            for client in list(self.dispatcher.clients.values()):
+                for record in client.records():
+                    self._check(record, now)
+
+    def _check(self, record: Record, now: float) -> None:
+        if record.done:
+            return
+        sequenced = record.key[0] == Stream.TRAINING.value
+        running = record.state is State.RUNNING
+        if record.deadline is not None and now >= record.deadline and not (sequenced and running):
+            error = DeadlineExceededError(
+                f"the deadline of {record.operation.name} passed "
+                + ("while it ran" if running else "before it started")
+            )
+            if running:
+                record.end_early(error)
+            else:
+                record.settle(error=error)
+                self.dispatcher.settled(record)
+        elif running and now - record.last_sign >= self.stall_timeout:
+            self._stalled(record, sequenced)
+
+    def _stalled(self, record: Record, sequenced: bool) -> None:
+        if not sequenced and self.paused:
+            record.last_sign = self.dispatcher.clock.now()
+            return
+        error = StalledError(
+            f"{record.operation.name} reported nothing for {self.stall_timeout:g} s"
+            + (f"; it was last {record.doing}" if record.doing else "")
+        )
+        if not sequenced:
+            record.end_early(error)
+            if record.task is not None:
+                record.task.cancel()
+            return
+        # it may still be changing the weights, and nobody can tell: the run ends here
+        log.error("%s; the run ends", error)
+        self.dispatcher.backend.kill()
+        lost = RunLostError(
+            f"the run ended because {error}", last_checkpoint=self.dispatcher.store.latest()
+        )
+        lost.__cause__ = error
+        record.ending = lost
+        if record.task is not None:
+            record.task.cancel()
+        self.dispatcher.lose(lost)

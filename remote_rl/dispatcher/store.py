@@ -1,0 +1,172 @@
+"""Dispatcher: checkpoints and exports on disk, whole or absent (imports errors, results, run_info).
+
+    ROOT/checkpoints/NAME/manifest.json   what it is; written last
+    ROOT/checkpoints/NAME/state/...       the backend's own files
+    ROOT/exports/NAME/...                 a Hugging Face directory
+    ROOT/.partial-...                     being written, or left by a crash; swept at the start
+
+A checkpoint is written aside and moved into place by one rename, so that a crash in the middle
+leaves the earlier ones whole and no half one under a name.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ..errors import ConflictError, InvalidRequestError, nearest
+from ..types.results import CheckpointInfo
+
+_FORMAT = 1
+_PARTIAL = ".partial-"
+
+
+@attrs.frozen
+class StoredCheckpoint:
+    """info: as listed. directory: the backend's files. counters: of generates, by ordinal."""
+
+    info: CheckpointInfo
+    directory: Path
+    counters: Mapping[int, int]
+
+
+class Store:
+    """The files of a run below one directory; None refuses everything that needs it."""
+
+    def __init__(self, root: Path | None) -> None:
+        self._root = root
+        if root is not None:
+            root.mkdir(parents=True, exist_ok=True)
+            for leftover in root.glob(f"{_PARTIAL}*"):
+                shutil.rmtree(leftover)
+
+    @property
+    def available(self) -> bool:
+        """Whether there is a directory at all."""
+        return self._root is not None
+
+    def root(self) -> Path:
+        """The directory; `InvalidRequestError` where the run has none."""
+        if self._root is None:
+            raise InvalidRequestError(
+                "this run keeps no files: pass checkpoint_dir= to connect, or --checkpoint-dir to "
+                "remote-rl serve"
+            )
+        return self._root
+
+    # -- checkpoints ------------------------------------------------------------------------
+
+    def checkpoints(self) -> tuple[CheckpointInfo, ...]:
+        """All of them, oldest first."""
+        if self._root is None:
+            return ()
+        folder = self._root / "checkpoints"
+        found = [self._read(path).info for path in folder.glob("*/manifest.json")]
+        return tuple(sorted(found, key=lambda info: (info.created, info.version, info.name)))
+
+    def latest(self) -> str | None:
+        """Name of the newest checkpoint."""
+        listed = self.checkpoints()
+        return listed[-1].name if listed else None
+
+    def checkpoint(self, name: str) -> StoredCheckpoint:
+        """One by name."""
+        path = self.root() / "checkpoints" / name / "manifest.json"
+        if not path.is_file():
+            known = [info.name for info in self.checkpoints()]
+            raise InvalidRequestError(f"there is no checkpoint {name!r}; {nearest(name, known)}")
+        return self._read(path)
+
+    def refuse_existing(self, kind: str, name: str) -> None:
+        """`ConflictError` where the name is taken."""
+        if (self.root() / f"{kind}s" / name).exists():
+            raise ConflictError(
+                f"{kind} {name!r} exists; choose another name or delete it first", name=name
+            )
+
+    def begin(self, kind: str, name: str) -> Path:
+        """An empty directory to write into."""
+        self.refuse_existing(kind, name)
+        path = self.root() / f"{_PARTIAL}{uuid.uuid4().hex}"
+        (path / "state").mkdir(parents=True)
+        return path
+
+    def abandon(self, partial: Path) -> None:
+        """Removes what a failed save or export has written."""
+        shutil.rmtree(partial)
+
+    def finish_checkpoint(
+        self, partial: Path, info: CheckpointInfo, counters: Mapping[int, int]
+    ) -> CheckpointInfo:
+        """Moves a written checkpoint into place and returns it with its time and size."""
+        complete = attrs.evolve(info, created=time.time(), bytes=_size(partial))
+        manifest = {"format": _FORMAT, "counters": dict(counters), **attrs.asdict(complete)}
+        (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+        self._place(partial, "checkpoint", info.name)
+        return complete
+
+    def finish_export(self, partial: Path, name: str) -> Path:
+        """Moves a written export into place."""
+        return self._place(partial / "state", "export", name, leftover=partial)
+
+    def delete(self, name: str) -> None:
+        """Removes a checkpoint, at once for every reader."""
+        stored = self.checkpoint(name)
+        aside = self.root() / f"{_PARTIAL}{uuid.uuid4().hex}"
+        stored.directory.parent.rename(aside)
+        shutil.rmtree(aside)
+
+    def _place(self, partial: Path, kind: str, name: str, leftover: Path | None = None) -> Path:
+        target = self.root() / f"{kind}s" / name
+        target.parent.mkdir(exist_ok=True)
+        self.refuse_existing(kind, name)
+        partial.rename(target)
+        if leftover is not None:
+            leftover.rmdir()
+        return target
+
+    def _read(self, path: Path) -> StoredCheckpoint:
+        manifest: dict[str, Any] = json.loads(path.read_text())
+        if manifest.pop("format", None) != _FORMAT:
+            raise ConflictError(f"checkpoint {path.parent.name!r} has another format; delete it")
+        counters = {int(key): value for key, value in manifest.pop("counters").items()}
+        return StoredCheckpoint(CheckpointInfo(**manifest), path.parent / "state", counters)
+
+    # -- files, for download ----------------------------------------------------------------
+
+    def files(self, kind: str, name: str) -> dict[str, int]:
+        """Relative path to size, of a checkpoint or export."""
+        folder = self.root() / f"{kind}s" / name
+        if not folder.is_dir():
+            known = [path.name for path in folder.parent.glob("*")]
+            raise InvalidRequestError(f"there is no {kind} {name!r}; {nearest(name, known)}")
+        return _files(folder)
+
+    def read(self, kind: str, name: str, path: str, offset: int, length: int) -> tuple[bytes, int]:
+        """Up to `length` bytes from `offset`, and the whole size. Only listed files are read, so
+        no path leads out of the directory."""
+        listed = self.files(kind, name)
+        if path not in listed:
+            raise InvalidRequestError(f"{kind} {name!r} has no file {path!r}")
+        with (self.root() / f"{kind}s" / name / path).open("rb") as file:
+            file.seek(offset)
+            return file.read(length), listed[path]
+
+
+def _files(folder: Path) -> dict[str, int]:
+    return {
+        str(path.relative_to(folder).as_posix()): path.stat().st_size
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.is_symlink()
+    }
+
+
+def _size(folder: Path) -> int:
+    return sum(_files(folder).values())

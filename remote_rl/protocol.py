@@ -1,0 +1,264 @@
+"""Contract: what a backend implements (imports types, requests, errors; no station).
+
+A backend is an object with three faces. Each operation of the table in `ops.py` that a face lists
+is a coroutine method of the same name, called with the request and an `OperationContext`:
+
+    async def optim_step(self, request: OptimStep, context: OperationContext) -> OptimStepResult
+
+All methods run on the dispatcher's event loop and must not block it: heavy work goes through
+`context.thread(function, *arguments)`. The dispatcher has already done what is the same for every
+backend: order, exactly-once, leases, deadlines, dirty and empty accumulators, names, directories,
+version numbers. What is left is the engine. docs/writing-a-backend.md walks through one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import attrs
+
+from .errors import UnsupportedError
+from .requests import (
+    DropSnapshot,
+    Export,
+    FinishSession,
+    Forward,
+    ForwardBackward,
+    Generate,
+    Load,
+    OptimStep,
+    Pause,
+    Push,
+    Request,
+    ResetPrefixCache,
+    RestoreSnapshot,
+    Resume,
+    Save,
+    SetReference,
+    Sleep,
+    Snapshot,
+    Sync,
+    Wake,
+    ZeroGrad,
+)
+from .types.fields import as_names, as_tuple, integer, optional, plain, strict, text
+from .types.generation import Generation, Sample
+from .types.results import ForwardBackwardResult, OptimStepResult, Outputs, SyncReceipt
+
+T = TypeVar("T")
+
+#: the versions of the wire protocol that this package speaks, newest last
+PROTOCOL_VERSIONS = (1,)
+
+
+def _names() -> Any:
+    return attrs.field(default=frozenset(), converter=as_names)
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class Capabilities:
+    """What a backend offers, by name; what isn't listed is refused on the client.
+
+    operations: names of `ops.OPERATIONS`. outputs: of forward and losses. losses: class names of
+    `remote_rl.losses`. optimizers: class names. sampling_options: fields of SamplingParams that
+    may differ from their default (n and max_tokens always may). sampling_outputs: of
+    SamplingParams.outputs. in_flight: of sync and push. push_dtypes: tags of TENSOR_DTYPES.
+    """
+
+    operations: frozenset[str] = _names()
+    outputs: frozenset[str] = _names()
+    losses: frozenset[str] = _names()
+    optimizers: frozenset[str] = _names()
+    sampling_options: frozenset[str] = _names()
+    sampling_outputs: frozenset[str] = _names()
+    in_flight: frozenset[str] = _names()
+    push_dtypes: frozenset[str] = _names()
+
+    def check(self, operation: str, request: Request, backend: str) -> None:
+        """Raises `UnsupportedError`, by the option's name, where something isn't declared."""
+        if operation not in self.operations:
+            raise UnsupportedError(
+                f"backend {backend!r} does not offer the operation {operation!r}; it offers "
+                f"{', '.join(sorted(self.operations)) or 'none'}",
+                operation=operation,
+            )
+        for kind, name in request.requirements():
+            offered: frozenset[str] = getattr(self, _FIELD_OF_KIND[kind])
+            if name not in offered:
+                what = kind.replace("_", " ")
+                raise UnsupportedError(
+                    f"backend {backend!r} does not offer the {what} {name!r} that {operation} "
+                    f"asks for; it offers {', '.join(sorted(offered)) or 'none'}",
+                    operation=operation,
+                    option=name,
+                )
+
+
+_FIELD_OF_KIND = {
+    "output": "outputs",
+    "loss": "losses",
+    "optimizer": "optimizers",
+    "sampling_option": "sampling_options",
+    "sampling_output": "sampling_outputs",
+    "in_flight": "in_flight",
+    "push_dtype": "push_dtypes",
+}
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class ModelInfo:
+    """The model of a run. name: what `connect(model=...)` is compared with. vocab_size: ids lie
+    below it. eos_token_ids: end a response. context_length: prompt plus response, None is
+    unlimited. parameters: how many numbers it has."""
+
+    name: str = attrs.field(validator=text())
+    vocab_size: int = attrs.field(converter=plain, validator=integer(minimum=1))
+    eos_token_ids: tuple[int, ...] = attrs.field(default=(), converter=as_tuple)
+    context_length: int | None = attrs.field(default=None, validator=optional(integer(minimum=1)))
+    parameters: int | None = None
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class TokenizerFiles:
+    """What a client needs to load the tokenizer: `kind` is "bytes" for the built-in byte tokenizer
+    or "huggingface" for `files` (name to contents, [size] uint8) of a tokenizer directory."""
+
+    kind: str = attrs.field(validator=text())
+    files: Mapping[str, Any] = attrs.field(factory=dict)
+    options: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+@runtime_checkable
+class OperationContext(Protocol):
+    """What the dispatcher tells a running backend method, and hears from it."""
+
+    @property
+    def request_id(self) -> str:
+        """Names this operation: "CLIENT:STREAM:NUMBER"."""
+
+    @property
+    def version(self) -> int:
+        """Version of the trainer's weights as this operation starts."""
+
+    @property
+    def next_version(self) -> int:
+        """The version to give the weights if this operation changes them."""
+
+    @property
+    def directory(self) -> Path:
+        """Where save and export write (empty, moved into place afterwards) and load reads."""
+
+    @property
+    def seed(self) -> int:
+        """For generate: the request's seed, or the one derived for it; [0, 2**63)."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the caller, a deadline or an abort wants this operation to end early."""
+
+    def progress(self, done: float, total: float | None = None, what: str = "") -> None:
+        """A sign of life; `what` is what it is doing, for errors and progress lines."""
+
+    def emit(self, sample: Sample) -> None:
+        """For generate: one finished sample, for callers that iterate."""
+
+    async def thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Runs a blocking function off the loop."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Waits on the dispatcher's clock."""
+
+    @property
+    def abort_signal(self) -> asyncio.Event:
+        """Set when `cancelled` becomes true."""
+
+
+class Training(Protocol):
+    """The trainer: owns weights, optimizer state, accumulator, snapshots and reference."""
+
+    async def forward(self, request: Forward, context: OperationContext) -> Outputs: ...
+    async def forward_backward(
+        self, request: ForwardBackward, context: OperationContext
+    ) -> ForwardBackwardResult: ...
+    async def optim_step(
+        self, request: OptimStep, context: OperationContext
+    ) -> OptimStepResult: ...
+    async def zero_grad(self, request: ZeroGrad, context: OperationContext) -> None: ...
+    async def snapshot(self, request: Snapshot, context: OperationContext) -> None: ...
+    async def restore_snapshot(
+        self, request: RestoreSnapshot, context: OperationContext
+    ) -> None: ...
+    async def drop_snapshot(self, request: DropSnapshot, context: OperationContext) -> None: ...
+    async def set_reference(self, request: SetReference, context: OperationContext) -> None: ...
+    async def save(self, request: Save, context: OperationContext) -> bool:
+        """Writes into `context.directory`; True where a reference other than the base is inside."""
+        ...
+
+    async def load(self, request: Load, context: OperationContext) -> None: ...
+    async def export(self, request: Export, context: OperationContext) -> None: ...
+
+
+class Sampling(Protocol):
+    """The sampler: serves its own copy of the weights.
+
+    An abort reaches `generate` as `context.abort_signal`: it returns what it has, the unfinished
+    samples with finish_reason "abort"."""
+
+    async def generate(self, request: Generate, context: OperationContext) -> Generation: ...
+    async def pause(self, request: Pause, context: OperationContext) -> None: ...
+    async def resume(self, request: Resume, context: OperationContext) -> None: ...
+    async def reset_prefix_cache(
+        self, request: ResetPrefixCache, context: OperationContext
+    ) -> None: ...
+    async def finish_session(self, request: FinishSession, context: OperationContext) -> None: ...
+
+
+class WeightSync(Protocol):
+    """The path from trainer (or client) to sampler. A failure leaves the sampler serving its old
+    version, or marks its version unknown; it never serves mixed weights under a number."""
+
+    async def sync(self, request: Sync, context: OperationContext) -> SyncReceipt: ...
+    async def push(self, request: Push, context: OperationContext) -> SyncReceipt: ...
+
+
+class Backend(Protocol):
+    """One engine: a run has exactly one. The constructor only checks its options; `start` does the
+    work. `close` is called once, also after a failed start; `kill` must not wait."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def capabilities(self) -> Capabilities: ...
+    @property
+    def model(self) -> ModelInfo: ...
+    @property
+    def seed(self) -> int:
+        """The run's seed, from which the dispatcher derives one for each unseeded generate."""
+        ...
+
+    @property
+    def training(self) -> Training: ...
+    @property
+    def sampling(self) -> Sampling: ...
+    @property
+    def weights(self) -> WeightSync: ...
+
+    async def start(self, context: OperationContext) -> None: ...
+    async def close(self) -> None: ...
+    def kill(self) -> None: ...
+    async def reset(self, context: OperationContext) -> None:
+        """Back to base weights at `context.next_version`, on trainer and sampler: optimizer,
+        accumulator, snapshots and reference as at the start."""
+
+    async def sleep(self, request: Sleep, context: OperationContext) -> None: ...
+    async def wake(self, request: Wake, context: OperationContext) -> None: ...
+    async def tokenizer(self) -> TokenizerFiles: ...
+    def sampler_version(self) -> tuple[int | None, int | str | None]:
+        """Version and label that the sampler serves; version None where unknown."""

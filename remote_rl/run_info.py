@@ -1,0 +1,66 @@
+"""Contract: what a run says of itself and of its files (imports protocol and types)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+from .protocol import Capabilities, ModelInfo
+from .types.fields import as_tuple, flag, integer, plain, strict, text
+from .types.ragged import Array
+from .types.results import CheckpointInfo, WeightsVersion
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class RunInfo:
+    """What `info` answers.
+
+    instance_id: of this run, new with every start. backend, model, capabilities: what it is.
+    protocol_versions, software: what the other side speaks and is. versions: of the weights now.
+    pristine: nothing has changed the weights or the optimizer since the base was loaded.
+    checkpoint_dir: whether the run can save. driver: whether some client holds the driver's lease.
+    """
+
+    instance_id: str = attrs.field(validator=text())
+    backend: str = attrs.field(validator=text())
+    model: ModelInfo
+    capabilities: Capabilities
+    protocol_versions: tuple[int, ...] = attrs.field(converter=as_tuple)
+    software: str
+    versions: WeightsVersion
+    pristine: bool = attrs.field(validator=flag())
+    checkpoint_dir: bool = attrs.field(validator=flag())
+    driver: bool = attrs.field(validator=flag())
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class CheckpointList:
+    """Checkpoints, oldest first."""
+
+    checkpoints: tuple[CheckpointInfo, ...] = attrs.field(converter=as_tuple)
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class FileList:
+    """paths: relative, with '/'. sizes: bytes each."""
+
+    paths: tuple[str, ...] = attrs.field(converter=as_tuple)
+    sizes: tuple[int, ...] = attrs.field(converter=as_tuple)
+
+
+def _bytes(data: Any) -> Array:
+    return data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+
+
+@strict
+@attrs.frozen(kw_only=True, eq=False)
+class FileChunk:
+    """data: [length] uint8. size: of the whole file."""
+
+    data: Array = attrs.field(converter=_bytes)
+    size: int = attrs.field(converter=plain, validator=integer(minimum=0))

@@ -1,0 +1,196 @@
+"""Transport: messages to a dispatcher behind HTTP (imports wire, messages, errors; aiohttp inside).
+
+One POST a message. What can't be told from a lost message is `ConnectionLost`, and the client sends
+it again; what another try can't mend is an error of `remote_rl.errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from ..errors import AuthenticationError, InvalidRequestError, ProtocolError, RemoteRLError
+from ..messages import ConnectionLost, Message
+from ..requests import Request
+from ..wire import Frame, decode, digest, encode
+from .bodies import CHUNK_BYTES, FRAME_TYPE, SMALL_BYTES, pieces, receive, route_of
+
+if TYPE_CHECKING:
+    import aiohttp
+
+CONNECTIONS = 8
+#: the rest of the connections carry a wait and a sign of life
+SUBMITS = CONNECTIONS - 2
+CONNECT_SECONDS = 5.0
+#: a frame of at least this size first asks whether it may come (Expect: 100-continue)
+ASK_FIRST_BYTES = 1 << 20
+#: a gateway's words for "I don't know what became of it"
+GATEWAY_STATUSES = frozenset({502, 503, 504})
+
+
+class HttpTransport:
+    """Speaks to `remote-rl serve` at `url` ("http://host:port" or "https://...").
+
+    token: what the server's --token-file holds; by default the environment's REMOTE_RL_TOKEN.
+    ca_file: certificates to trust instead of the system's, for https.
+    Used from one event loop, the one of its first call.
+    """
+
+    def __init__(self, url: str, *, token: str | None = None, ca_file: str | None = None) -> None:
+        self._url = _checked_url(url)
+        self._token = token if token is not None else os.environ.get("REMOTE_RL_TOKEN")
+        self._tls = _tls_context(self._url, ca_file)
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def target(self) -> str:
+        """The address, without a slash at its end."""
+        return self._url
+
+    @property
+    def submits(self) -> int:
+        """How many submits may be under way at once."""
+        return SUBMITS
+
+    def digest(self, request: Request) -> str | None:
+        """Of the frame's bytes."""
+        return digest(request)
+
+    async def close(self) -> None:
+        """Ends the connections; a later call would open new ones."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def call(self, message: Message, timeout: float) -> Any:
+        """The dispatcher's reply. `timeout`: seconds without a byte in either direction, so that
+        a large body on a slow line isn't given up while it moves."""
+        frame = encode(message)
+        now = asyncio.get_running_loop().time
+
+        def moved(_: int) -> None:
+            if not patience.expired():
+                patience.reschedule(now() + timeout)
+
+        try:
+            async with asyncio.timeout(timeout) as patience:
+                reply = await self._exchange(message, frame, moved)
+        except TimeoutError as error:
+            raise ConnectionLost(f"{self.target} gave no answer within {timeout:g} s") from error
+        if isinstance(reply, RemoteRLError):
+            raise reply
+        return reply
+
+    async def _exchange(self, message: Message, frame: Frame, moved: Callable[[int], None]) -> Any:
+        import aiohttp
+
+        try:
+            async with self._opened().post(
+                self._url + route_of(type(message)),
+                data=_body(frame, moved),
+                headers=self._headers(frame),
+                expect100=frame.nbytes >= ASK_FIRST_BYTES,
+                allow_redirects=False,
+            ) as response:
+                moved(0)
+                if response.content_type != FRAME_TYPE:
+                    await self._refuse_foreign(response)
+                body = await receive(response.content, moved=moved)
+        except aiohttp.ClientSSLError as error:
+            raise ProtocolError(
+                f"no TLS with {self.target}: {error}; check https:// against http://, and give "
+                "ca_file= for a certificate of your own"
+            ) from error
+        except aiohttp.ClientResponseError as error:
+            raise self._foreign(f"its answer is not HTTP ({error.message})") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _lost(self.target, error) from error
+        return decode(body)
+
+    def _opened(self) -> aiohttp.ClientSession:
+        import aiohttp
+
+        loop = asyncio.get_running_loop()
+        if self._session is None:
+            self._loop = loop
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=CONNECTIONS, ssl=self._tls or True),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
+                read_bufsize=CHUNK_BYTES,
+            )
+        if loop is not self._loop:
+            raise RuntimeError("an HttpTransport belongs to the event loop of its first call")
+        return self._session
+
+    def _headers(self, frame: Frame) -> dict[str, str]:
+        headers = {
+            "Content-Type": FRAME_TYPE,
+            "Content-Length": str(frame.nbytes),
+            "Accept": FRAME_TYPE,
+            "Accept-Encoding": "identity",
+        }
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        return headers
+
+    async def _refuse_foreign(self, response: aiohttp.ClientResponse) -> None:
+        """Raises for an answer that no remote_rl server gave."""
+        status = f"HTTP {response.status}, {response.content_type}"
+        if response.status in GATEWAY_STATUSES:
+            raise ConnectionLost(f"a gateway before {self.target} answered {status}")
+        if response.status == 401:
+            raise AuthenticationError(
+                f"{self.target} wants a token ({status}); pass token= or set REMOTE_RL_TOKEN"
+            )
+        opening = (await response.content.read(200)).decode("utf-8", "replace").strip()
+        raise self._foreign(f"it answered {status}: {opening!r}", status=response.status)
+
+    def _foreign(self, what: str, **details: Any) -> ProtocolError:
+        return ProtocolError(
+            f"{self.target} is not a remote_rl server: {what}; check host, port and path",
+            **details,
+        )
+
+
+def _body(frame: Frame, moved: Callable[[int], None]) -> Any:
+    if frame.nbytes <= SMALL_BYTES:
+        return b"".join(frame.parts)
+    return pieces(frame, moved)
+
+
+def _lost(target: str, error: Exception) -> ConnectionLost:
+    return ConnectionLost(f"{target}: {type(error).__name__}: {error}".rstrip(": "))
+
+
+def _checked_url(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 - raises where the port is no number
+    except ValueError as error:
+        raise InvalidRequestError(f"{url!r} is not an address: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidRequestError(f"{url!r} is not an address; write http://HOST:PORT")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise InvalidRequestError(
+            "an address holds no user, query or fragment; pass a secret as token= or in "
+            "REMOTE_RL_TOKEN"
+        )
+    return url.rstrip("/")
+
+
+def _tls_context(url: str, ca_file: str | None) -> ssl.SSLContext | None:
+    if not url.startswith("https:"):
+        if ca_file is not None:
+            raise InvalidRequestError(f"ca_file= needs an https:// address, not {url!r}")
+        return None
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise InvalidRequestError(f"ca_file={ca_file!r} can't be used: {error}") from error

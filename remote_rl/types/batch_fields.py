@@ -1,0 +1,215 @@
+"""Contract: how a batch's fields are taken in and checked (imports numpy, errors, ragged)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InvalidRequestError
+from .ragged import Array, Ragged, RaggedLike, cast_array, to_numpy
+
+if TYPE_CHECKING:
+    import torch
+
+    from .batch import Batch
+
+#: one entry a response
+ColumnLike: TypeAlias = "npt.ArrayLike | torch.Tensor"
+
+PER_TOKEN_FLOATS = (
+    "importance_weights",
+    "advantages",
+    "old_logprobs",
+    "ref_logprobs",
+    "sampling_logprobs",
+)
+
+
+# one converter a field, so that type checkers know what each takes and errors name it
+
+
+def prompts(data: RaggedLike) -> Ragged:
+    """Ragged int32."""
+    return Ragged.of(data, np.int32, "Batch.prompts")
+
+
+def responses(data: RaggedLike) -> Ragged:
+    """Ragged int32."""
+    return Ragged.of(data, np.int32, "Batch.responses")
+
+
+def prompt_index(data: ColumnLike) -> Array:
+    """[n] int32."""
+    return cast_array(to_numpy(data).reshape(-1), np.int32, "Batch.prompt_index")
+
+
+def policy_version(data: ColumnLike | None) -> Array | None:
+    """[n] int64 or None."""
+    if data is None:
+        return None
+    return cast_array(to_numpy(data).reshape(-1), np.int64, "Batch.policy_version")
+
+
+def temperature(data: ColumnLike) -> Array:
+    """[n] or [1] float32."""
+    return cast_array(to_numpy(data).reshape(-1), np.float32, "Batch.temperature")
+
+
+def mask(data: RaggedLike | None) -> Ragged:
+    """Ragged uint8; None stays None until the batch fills in ones."""
+    return cast(Ragged, None) if data is None else Ragged.of(data, np.uint8, "Batch.mask")
+
+
+def _floats(data: RaggedLike | None, name: str) -> Ragged | None:
+    return None if data is None else Ragged.of(data, np.float32, f"Batch.{name}")
+
+
+def importance_weights(data: RaggedLike | None) -> Ragged | None:
+    """Ragged float32 or None."""
+    return _floats(data, "importance_weights")
+
+
+def advantages(data: RaggedLike | None) -> Ragged | None:
+    """Ragged float32 or None."""
+    return _floats(data, "advantages")
+
+
+def old_logprobs(data: RaggedLike | None) -> Ragged | None:
+    """Ragged float32 or None."""
+    return _floats(data, "old_logprobs")
+
+
+def ref_logprobs(data: RaggedLike | None) -> Ragged | None:
+    """Ragged float32 or None."""
+    return _floats(data, "ref_logprobs")
+
+
+def sampling_logprobs(data: RaggedLike | None) -> Ragged | None:
+    """Ragged float32 or None."""
+    return _floats(data, "sampling_logprobs")
+
+
+def check_rows(batch: Batch, rows: int) -> None:
+    """Refuses columns and rows whose lengths disagree with the responses'."""
+    for name in ("prompt_index", "temperature", "policy_version"):
+        column = getattr(batch, name)
+        if column is not None and len(column) != rows:
+            raise InvalidRequestError(
+                f"Batch.{name} has {len(column)} entries for {rows} responses", field=name
+            )
+    offsets = batch.responses.offsets
+    for name in ("mask", *PER_TOKEN_FLOATS):
+        field = getattr(batch, name)
+        if field is None:
+            continue
+        if np.array_equal(field.offsets, batch.responses.offsets):
+            # one array of offsets for all: it crosses the wire once
+            shared = field if field.offsets is offsets else Ragged(field.values, offsets)
+            object.__setattr__(batch, name, shared)
+            continue
+        if len(field) != rows:
+            raise InvalidRequestError(
+                f"Batch.{name} has {len(field)} rows for {rows} responses", field=name
+            )
+        row = int(np.argmax(field.lengths != batch.responses.lengths))
+        raise InvalidRequestError(
+            f"row {row} of Batch.{name} has {field.lengths[row]} entries for a response of "
+            f"{batch.responses.lengths[row]} tokens",
+            field=name,
+            row=row,
+        )
+    index = batch.prompt_index
+    outside = (index < 0) | (index >= len(batch.prompts))
+    if outside.any():
+        row = int(np.argmax(outside))
+        raise InvalidRequestError(
+            f"Batch.prompt_index[{row}] is {index[row]}, but there are {len(batch.prompts)} "
+            "prompts",
+            field="prompt_index",
+            row=row,
+        )
+
+
+def check_values(batch: Batch) -> None:
+    """Refuses what no batch may hold: NaN, negative ids, a mask other than 0 and 1."""
+    for name in ("prompts", "responses"):
+        ids: Ragged = getattr(batch, name)
+        if ids.values.size and int(ids.values.min()) < 0:
+            _refuse_token(name, ids, ids.values < 0, "is negative")
+    if batch.mask.values.size and int(batch.mask.values.max()) > 1:
+        _refuse_token("mask", batch.mask, batch.mask.values > 1, "is neither 0 nor 1")
+    for name in PER_TOKEN_FLOATS:
+        field: Ragged | None = getattr(batch, name)
+        if field is None or np.isfinite(np.sum(field.values, dtype=np.float64)):
+            continue  # a sum is one pass without a temporary; NaN and inf survive it
+        bad = ~np.isfinite(field.values)
+        if bad.any():
+            _refuse_token(name, field, bad, "is not finite")
+    bad = ~np.isfinite(batch.temperature) | (batch.temperature < 0)
+    if bad.any():
+        row = int(np.argmax(bad))
+        raise InvalidRequestError(
+            f"Batch.temperature[{row}] is {batch.temperature[row]}; it must be finite and >= 0",
+            field="temperature",
+            row=row,
+        )
+    empty = batch.prompts.lengths == 0
+    if empty.any():
+        raise InvalidRequestError(
+            f"prompt {int(np.argmax(empty))} is empty; a response needs at least one token "
+            "before it",
+            field="prompts",
+            row=int(np.argmax(empty)),
+        )
+
+
+def _refuse_token(name: str, field: Ragged, bad: Array, problem: str) -> None:
+    position = int(np.argmax(bad))
+    row = int(np.searchsorted(field.offsets, position, side="right") - 1)
+    token = position - int(field.offsets[row])
+    raise InvalidRequestError(
+        f"token {token} of row {row} of Batch.{name} {problem}: {field.values[position]}",
+        field=name,
+        row=row,
+        token=token,
+    )
+
+
+def checked_extras(extras: Mapping[str, Any], rows: int) -> dict[str, Array]:
+    """The loop's own columns as arrays of one entry a response."""
+    if not isinstance(extras, Mapping):
+        raise InvalidRequestError("Batch.extras must map names to arrays of one entry a row")
+    columns = {}
+    for name, column in extras.items():
+        columns[name] = np.asarray(column) if not hasattr(column, "detach") else to_numpy(column)
+        if columns[name].ndim == 0 or len(columns[name]) != rows:
+            raise InvalidRequestError(
+                f"Batch.extras[{name!r}] must have one entry for each of {rows} responses, "
+                f"not shape {columns[name].shape}",
+                field="extras",
+            )
+    return columns
+
+
+def spread(values: Any, responses: Ragged) -> Ragged | None:
+    """Per-token float32 values: [n] is repeated over each response, rows are taken as they are."""
+    if values is None:
+        return None
+    if not isinstance(values, Ragged) and not getattr(values, "is_nested", False):
+        rows = list(values) if not hasattr(values, "ndim") else values
+        per_row = (
+            rows.ndim == 1 if hasattr(rows, "ndim") else all(np.ndim(row) == 0 for row in rows)
+        )
+        if per_row:
+            column = cast_array(to_numpy(rows).reshape(-1), np.float32, "per-response values")
+            if len(column) != len(responses):
+                raise InvalidRequestError(
+                    f"{len(column)} values for {len(responses)} responses; give one a response "
+                    "or one a token"
+                )
+            return responses.with_values(np.repeat(column, responses.lengths))
+        values = rows
+    return Ragged.of(values, np.float32, "per-token values")

@@ -1,0 +1,357 @@
+"""Contract: rows of different lengths in one flat array (imports numpy, attrs, errors, fields)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, overload
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    import torch
+
+Array: TypeAlias = "npt.NDArray[Any]"
+RaggedLike: TypeAlias = Union["Ragged", Sequence[Any], Array, "torch.Tensor"]
+Side: TypeAlias = Literal["left", "right"]
+
+
+def to_numpy(data: Any) -> Array:
+    """`data` as a numpy array; a torch tensor is shared where it lies in host memory."""
+    if isinstance(data, np.ndarray):
+        return data
+    if hasattr(data, "detach"):
+        data = data.detach()
+        if data.device.type != "cpu":
+            data = data.cpu()
+        if str(data.dtype) == "torch.bfloat16":  # numpy has no such dtype; float32 holds it exactly
+            data = data.float()
+        result: Array = data.numpy()
+        return result
+    return np.asarray(data)
+
+
+def cast_array(array: Array, dtype: npt.DTypeLike, what: str) -> Array:
+    """`array` in `dtype` without a copy where it already is; refuses what would lose a value."""
+    target = np.dtype(dtype)
+    if array.dtype == target:
+        return array
+    if array.size == 0:
+        return array.astype(target)
+    if array.dtype.kind not in "biuf":
+        raise InvalidRequestError(f"{what} must hold numbers, not {array.dtype}", field=what)
+    if target.kind in "iu":
+        if array.dtype.kind == "f" and not np.array_equal(array, np.trunc(array)):
+            raise InvalidRequestError(f"{what} must hold whole numbers, not {array.dtype}")
+        limits = np.iinfo(target)
+        if array.dtype.kind != "b" and (array.min() < limits.min or array.max() > limits.max):
+            raise InvalidRequestError(
+                f"{what} holds {array.min()}..{array.max()}, outside {target}", field=what
+            )
+    return array.astype(target)
+
+
+def _offsets(data: Any) -> Array:
+    return cast_array(to_numpy(data), np.int64, "Ragged.offsets")
+
+
+@attrs.frozen(eq=False, repr=False)
+class Ragged:
+    """Rows of different lengths, without padding.
+
+    values:  [total], one-dimensional, any numeric dtype; row i is values[offsets[i]:offsets[i + 1]]
+    offsets: [rows + 1], int64, starts at 0, never falls, ends at total
+
+    Nothing is copied where the arguments already have the dtype and layout. The arrays are shared,
+    so don't write to them while an operation that carries them is in flight.
+    Raises `InvalidRequestError` where the two arrays don't fit.
+    """
+
+    values: Array = attrs.field(converter=to_numpy)
+    offsets: Array = attrs.field(converter=_offsets)
+
+    def __attrs_post_init__(self) -> None:
+        if self.values.ndim != 1 or self.offsets.ndim != 1:
+            raise InvalidRequestError(
+                f"Ragged takes one-dimensional arrays, not values {self.values.shape} and offsets "
+                f"{self.offsets.shape}; for a padded array use Ragged.from_padded"
+            )
+        if self.values.dtype.kind not in "biuf":
+            raise InvalidRequestError(
+                f"Ragged.values must hold numbers, not {self.values.dtype}; text is tokenised first"
+            )
+        offsets = self.offsets
+        if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(self.values):
+            raise InvalidRequestError(
+                f"Ragged.offsets must run from 0 to the number of values ({len(self.values)}), "
+                f"not {_brief(offsets)}"
+            )
+        if len(offsets) > 1 and bool((offsets[1:] < offsets[:-1]).any()):
+            row = int(np.argmax(offsets[1:] < offsets[:-1]))
+            raise InvalidRequestError(f"Ragged.offsets falls at row {row}; it may only rise")
+
+    # -- building ---------------------------------------------------------------------------
+
+    @classmethod
+    def of(cls, data: RaggedLike, dtype: npt.DTypeLike | None = None, what: str = "rows") -> Ragged:
+        """`data` in whichever form the caller has it: a Ragged, rows (lists or arrays), a dense
+        array [rows, width] without padding, or a torch nested (jagged) tensor.
+
+        `dtype`: what the values are cast to; a cast that would change a value is refused.
+        `what`: the name that errors use.
+        """
+        if isinstance(data, Ragged):
+            ragged = data
+        elif getattr(data, "is_nested", False):
+            ragged = cls.from_torch(data)
+        elif hasattr(data, "ndim") and data.ndim == 2:
+            dense = np.ascontiguousarray(to_numpy(data))
+            rows, width = dense.shape
+            ragged = cls(dense.reshape(-1), np.arange(rows + 1, dtype=np.int64) * width)
+        else:
+            return cls.from_rows(data, dtype=dtype, what=what)
+        if dtype is None or ragged.values.dtype == np.dtype(dtype):
+            return ragged
+        return cls(cast_array(ragged.values, dtype, what), ragged.offsets)
+
+    @classmethod
+    def from_rows(
+        cls, rows: Iterable[Any], dtype: npt.DTypeLike | None = None, what: str = "rows"
+    ) -> Ragged:
+        """From an iterable of rows, each a sequence of numbers, a 1-D array or a 1-D tensor.
+
+        `dtype` defaults to the numbers' own: int32 for whole ones, float32 for others, when they
+        come as Python numbers. Always copies (once)."""
+        if isinstance(rows, (str, bytes)):
+            raise InvalidRequestError(
+                f"{what} must be token ids, not text; tokenise first (see Session.tokenizer)"
+            )
+        arrays: list[Array] = []
+        for index, row in enumerate(rows):
+            if isinstance(row, (str, bytes)):
+                raise InvalidRequestError(
+                    f"row {index} of {what} is text, not token ids; "
+                    "tokenise first (see Session.tokenizer)",
+                    row=index,
+                )
+            array = _row(row, index, what)
+            arrays.append(array)
+        lengths = np.fromiter((len(array) for array in arrays), np.int64, len(arrays))
+        filled = [array for array in arrays if array.size]
+        values = np.concatenate(filled) if filled else np.empty(0, dtype or np.int32)
+        if dtype is not None:
+            values = cast_array(values, dtype, what)
+        return cls(values, offsets_of(lengths))
+
+    @classmethod
+    def from_padded(cls, array: Any, mask: Any) -> Ragged:
+        """From a dense [rows, width] numpy array or torch tensor and a mask of the same shape that
+        is true where a value counts (padding on either side, or between)."""
+        dense, keep = to_numpy(array), to_numpy(mask).astype(bool)
+        if dense.ndim != 2 or dense.shape != keep.shape:
+            raise InvalidRequestError(
+                f"from_padded takes an array and a mask of one shape [rows, width], "
+                f"not {dense.shape} and {keep.shape}"
+            )
+        if keep.all():
+            return cls.of(dense)
+        return cls(dense[keep], offsets_of(keep.sum(axis=1)))
+
+    @classmethod
+    def from_torch(cls, nested: Any) -> Ragged:
+        """From a torch nested tensor (layout torch.jagged) of one value a token; shares memory."""
+        if not getattr(nested, "is_nested", False):
+            raise InvalidRequestError(
+                "from_torch takes a nested (jagged) tensor; for a dense one use from_padded"
+            )
+        values, offsets = to_numpy(nested.values()), to_numpy(nested.offsets())
+        lengths = nested.lengths() if hasattr(nested, "lengths") else None
+        if lengths is not None:  # a jagged tensor with holes: rows start at offsets[i]
+            counts = to_numpy(lengths)
+            rows = [values[start : start + count] for start, count in zip(offsets, counts)]
+            return cls.from_rows(rows, dtype=values.dtype)
+        return cls(values, offsets)
+
+    @classmethod
+    def concat(cls, parts: Iterable[Ragged]) -> Ragged:
+        """The rows of all parts, one after the other."""
+        several = list(parts)
+        if len(several) == 1:
+            return several[0]
+        if not several:
+            raise InvalidRequestError("Ragged.concat needs at least one part")
+        lengths = np.concatenate([part.lengths for part in several])
+        values = np.concatenate([part.values for part in several])
+        return cls(values, offsets_of(lengths))
+
+    # -- reading ----------------------------------------------------------------------------
+
+    @property
+    def lengths(self) -> Array:
+        """[rows], int64."""
+        result: Array = np.diff(self.offsets)
+        return result
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The values' dtype."""
+        return self.values.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of both arrays."""
+        return int(self.values.nbytes + self.offsets.nbytes)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, key: int) -> Array: ...
+    @overload
+    def __getitem__(self, key: slice) -> Ragged: ...
+    def __getitem__(self, key: int | slice) -> Array | Ragged:
+        """Row `key` as a view; a slice of consecutive rows shares the values."""
+        if isinstance(key, slice):
+            start, stop, step = key.indices(len(self))
+            if step != 1:
+                return self.select(np.arange(start, stop, step))
+            stop = max(start, stop)
+            offsets = self.offsets[start : stop + 1]
+            first, last = int(offsets[0]), int(offsets[-1])
+            return Ragged(self.values[first:last], offsets if first == 0 else offsets - first)
+        index = key + len(self) if key < 0 else key
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {key} of a Ragged with {len(self)} rows")
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
+
+    def __iter__(self) -> Iterator[Array]:
+        return (self[index] for index in range(len(self)))
+
+    def select(self, rows: Any) -> Ragged:
+        """The rows at these indices (or where a boolean mask is true), in that order; copies."""
+        indices = row_indices(rows, len(self))
+        lengths = self.lengths[indices]
+        offsets = offsets_of(lengths)
+        starts = self.offsets[:-1][indices]
+        positions = np.arange(int(offsets[-1]), dtype=np.int64)
+        positions += np.repeat(starts - offsets[:-1], lengths)
+        return Ragged(self.values[positions], offsets)
+
+    def with_values(self, values: Any) -> Ragged:
+        """Other values at the same rows."""
+        return Ragged(values, self.offsets)
+
+    def row_numbers(self) -> Array:
+        """[total], int64: which row each value belongs to."""
+        return np.repeat(np.arange(len(self), dtype=np.int64), self.lengths)
+
+    # -- leaving ----------------------------------------------------------------------------
+
+    def padding_mask(self, width: int | None = None, side: Side = "right") -> Array:
+        """[rows, width] bool, true where a value stands; `side` is where the padding goes."""
+        longest = int(self.lengths.max(initial=0))
+        width = longest if width is None else width
+        if width < longest:
+            raise InvalidRequestError(f"width {width} is less than the longest row, {longest}")
+        columns = np.arange(width)
+        if side == "right":
+            result: Array = columns[None, :] < self.lengths[:, None]
+        elif side == "left":
+            result = columns[None, :] >= width - self.lengths[:, None]
+        else:
+            raise InvalidRequestError(f"side must be 'left' or 'right', not {side!r}")
+        return result
+
+    def to_padded(self, fill: Any = 0, width: int | None = None, side: Side = "right") -> Array:
+        """[rows, width], `fill` where no value stands; width defaults to the longest row."""
+        mask = self.padding_mask(width, side)
+        dense = np.full(mask.shape, fill, dtype=self.values.dtype)
+        dense[mask] = self.values
+        return dense
+
+    def to_rows(self) -> list[list[Any]]:
+        """Rows as lists of Python numbers."""
+        return [row.tolist() for row in self]
+
+    def to_torch(self) -> torch.Tensor:
+        """A torch nested tensor (layout torch.jagged) that shares the values; needs torch."""
+        import torch
+
+        return torch.nested.nested_tensor_from_jagged(
+            torch.from_numpy(_writable(self.values)), torch.from_numpy(_writable(self.offsets))
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Ragged):
+            return NotImplemented
+        return np.array_equal(self.offsets, other.offsets) and np.array_equal(
+            self.values, other.values
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Ragged({len(self)} rows, {len(self.values)} {self.dtype}, {_brief(self.lengths)})"
+
+
+def offsets_of(lengths: Any) -> Array:
+    """[rows + 1] int64 offsets of rows with these lengths."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def row_indices(rows: Any, count: int) -> Array:
+    """Indices or a boolean mask as int64 indices in range, negative ones counted from the end."""
+    chosen = to_numpy(rows)
+    if chosen.dtype == bool:
+        if chosen.shape != (count,):
+            raise InvalidRequestError(f"a mask of rows must have shape ({count},)")
+        return np.flatnonzero(chosen)
+    indices = cast_array(chosen.reshape(-1), np.int64, "row indices")
+    if indices.size and (indices.min() < -count or indices.max() >= count):
+        raise InvalidRequestError(f"row indices must lie in 0..{count - 1}, not {_brief(indices)}")
+    return np.where(indices < 0, indices + count, indices)
+
+
+def _row(row: Any, index: int, what: str) -> Array:
+    array = row if isinstance(row, np.ndarray) else None
+    if array is None and hasattr(row, "detach"):
+        array = to_numpy(row)
+    if array is None:
+        try:
+            array = np.asarray(row)
+        except ValueError as error:
+            raise InvalidRequestError(
+                f"row {index} of {what} is not a flat sequence of numbers", row=index
+            ) from error
+        narrow = {"i": np.int32, "f": np.float32}.get(array.dtype.kind)
+        if narrow is not None and array.size:
+            wide = array
+            array = cast_array(wide, narrow, what) if narrow is np.float32 or _fits(wide) else wide
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "biuf"):
+        raise InvalidRequestError(
+            f"row {index} of {what} must be a flat sequence of numbers, not shape {array.shape} "
+            f"of {array.dtype}",
+            row=index,
+        )
+    return array
+
+
+def _fits(array: Array) -> bool:
+    limits = np.iinfo(np.int32)
+    return bool(array.min() >= limits.min and array.max() <= limits.max)
+
+
+def _brief(array: Array) -> str:
+    shown = array.tolist()
+    return str(shown) if len(shown) <= 8 else f"[{', '.join(map(str, shown[:7]))}, ...]"
+
+
+def _writable(array: Array) -> Array:
+    # torch warns on read-only memory, and a caller who writes to such a view would write into a
+    # received frame: those get a copy
+    return array if array.flags.writeable else array.copy()

@@ -1,0 +1,264 @@
+"""Contract: what training and weight operations take and return (imports numpy, attrs, errors,
+fields, ragged)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ..errors import InvalidRequestError, UnknownNameError, nearest
+from .fields import (
+    SEMANTIC,
+    as_tuple,
+    flag,
+    integer,
+    json_mapping,
+    number,
+    optional,
+    plain,
+    strict,
+    text,
+)
+from .generation import Label
+from .ragged import Array, Ragged, to_numpy
+
+#: dtype tag -> (numpy dtype that holds the raw bytes, bytes an element)
+TENSOR_DTYPES: Mapping[str, str] = {
+    "float64": "<f8",
+    "float32": "<f4",
+    "float16": "<f2",
+    "bfloat16": "<u2",
+    "float8_e4m3fn": "|u1",
+    "float8_e5m2": "|u1",
+    "int64": "<i8",
+    "int32": "<i4",
+    "int16": "<i2",
+    "int8": "|i1",
+    "uint8": "|u1",
+    "bool": "|b1",
+}
+
+
+def _betas(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    good = len(value) == 2 and all(
+        isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in value
+    )
+    if not good:
+        raise InvalidRequestError(
+            f"AdamW.betas must be two numbers in [0, 1), not {value!r}", field="betas"
+        )
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class AdamW:
+    """One step of AdamW (Loshchilov & Hutter, arXiv:1711.05101), with torch.optim.AdamW's names,
+    defaults and formula; every knob may differ from step to step.
+
+    max_grad_norm: the accumulated gradient is scaled so that its 2-norm is at most this; None
+    never clips. A non-finite gradient skips the step and leaves weights and moments untouched.
+    """
+
+    lr: float = attrs.field(metadata=SEMANTIC, converter=plain, validator=number(minimum=0))
+    betas: tuple[float, float] = attrs.field(
+        default=(0.9, 0.999), metadata=SEMANTIC, converter=as_tuple, validator=_betas
+    )
+    eps: float = attrs.field(
+        default=1e-8, metadata=SEMANTIC, converter=plain, validator=number(minimum=0)
+    )
+    weight_decay: float = attrs.field(
+        default=0.01, metadata=SEMANTIC, converter=plain, validator=number(minimum=0)
+    )
+    max_grad_norm: float | None = attrs.field(
+        default=None, metadata=SEMANTIC, converter=plain, validator=optional(number(above=0))
+    )
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class Outputs:
+    """What a forward computed, entry t for response token t.
+
+    values: name ("logprobs", "entropy", ...) to Ragged[n] float32; each name is an attribute too.
+    version: of the weights that computed them. metrics: e.g. tokens computed.
+    """
+
+    values: Mapping[str, Ragged]
+    version: int = attrs.field(converter=plain, validator=integer(minimum=0))
+    metrics: Mapping[str, float] = attrs.field(factory=dict)
+
+    def __getattr__(self, name: str) -> Ragged:
+        if name.startswith("_"):  # pickle and copy probe for hooks on an instance not yet filled
+            raise AttributeError(name)
+        if name not in self.values:
+            raise UnknownNameError(
+                f"this forward returned no {name!r}; {nearest(name, self.values)}", field=name
+            )
+        return self.values[name]
+
+    def __getitem__(self, name: str) -> Ragged:
+        return self.values[name]
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class ForwardBackwardResult:
+    """value: the loss over the whole batch. metrics: by name. version: of the weights used."""
+
+    value: float = attrs.field(converter=float)
+    metrics: Mapping[str, float] = attrs.field(factory=dict)
+    version: int = attrs.field(converter=plain, validator=integer(minimum=0))
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class OptimStepResult:
+    """grad_norm: 2-norm of the accumulated gradient before clipping (NaN or inf where the step was
+    skipped). skipped: the gradient was not finite. version: of the weights afterwards."""
+
+    grad_norm: float = attrs.field(converter=float)
+    skipped: bool = attrs.field(validator=flag())
+    version: int = attrs.field(converter=plain, validator=integer(minimum=0))
+    metrics: Mapping[str, float] = attrs.field(factory=dict)
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class Done:
+    """An operation without a result of its own. version: of the trainer's weights afterwards."""
+
+    version: int = attrs.field(converter=plain, validator=integer(minimum=0))
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class CheckpointInfo:
+    """One saved checkpoint. created: seconds since 1970, UTC. bytes: on disk. metadata: the
+    caller's. version: of the weights inside. optimizer: whether its state is inside.
+    reference: whether a reference other than the base is inside."""
+
+    name: str = attrs.field(validator=text())
+    version: int = attrs.field(converter=plain, validator=integer(minimum=0))
+    optimizer: bool = attrs.field(validator=flag())
+    reference: bool = attrs.field(default=False, validator=flag())
+    metadata: Mapping[str, Any] = attrs.field(factory=dict, converter=json_mapping)
+    created: float = attrs.field(default=0.0, converter=float)
+    bytes: int = attrs.field(default=0, converter=plain)
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class LoadResult:
+    """name and metadata of what was loaded; version: max(current, saved) + 1; saved_version: the
+    version it had when it was saved; optimizer: whether the optimizer's state was restored."""
+
+    name: str = attrs.field(validator=text())
+    metadata: Mapping[str, Any] = attrs.field(factory=dict, converter=json_mapping)
+    version: int = attrs.field(converter=plain, validator=integer(minimum=0))
+    saved_version: int = attrs.field(converter=plain, validator=integer(minimum=0))
+    optimizer: bool = attrs.field(validator=flag())
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class ExportReceipt:
+    """A Hugging Face directory on the backend's side. path: there. files: names inside."""
+
+    name: str = attrs.field(validator=text())
+    path: str = attrs.field(validator=text())
+    files: tuple[str, ...] = attrs.field(converter=as_tuple)
+    bytes: int = attrs.field(converter=plain)
+    version: int = attrs.field(converter=plain, validator=integer(minimum=0))
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class SyncReceipt:
+    """Proof of a delivery of weights to the sampler.
+
+    version, label: what the sampler serves from now on. tensors, bytes, seconds: what moved, how
+    long it took. source_fingerprint, sampler_fingerprint: of names, shapes and dtypes as sent and
+    as held by the sampler afterwards; they are equal, or the operation would have failed.
+    """
+
+    version: int = attrs.field(converter=plain, validator=integer(minimum=0))
+    label: Label = None
+    tensors: int = attrs.field(converter=plain, validator=integer(minimum=0))
+    bytes: int = attrs.field(converter=plain, validator=integer(minimum=0))
+    seconds: float = attrs.field(converter=float)
+    source_fingerprint: str = attrs.field(validator=text())
+    sampler_fingerprint: str = attrs.field(validator=text())
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class WeightsVersion:
+    """trainer: version of the trainer's weights. sampler: of those the sampler serves, None where
+    a failed sync left it unknown. label: of the last delivery."""
+
+    trainer: int = attrs.field(converter=plain, validator=integer(minimum=0))
+    sampler: int | None = attrs.field(default=None, validator=optional(integer(minimum=0)))
+    label: Label = None
+
+
+@strict
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class Tensor:
+    """A named tensor's raw contents, for dtypes numpy lacks as well.
+
+    data: contiguous, any shape; for "bfloat16" a uint16 array of the bits, for "float8_*" uint8.
+    dtype: a tag of TENSOR_DTYPES; taken from a numpy array or torch tensor by `Tensor.of`.
+    """
+
+    data: Array = attrs.field(metadata=SEMANTIC, converter=to_numpy)
+    dtype: str = attrs.field(metadata=SEMANTIC)
+
+    def __attrs_post_init__(self) -> None:
+        if self.dtype not in TENSOR_DTYPES:
+            raise InvalidRequestError(
+                f"Tensor.dtype can't be {self.dtype!r}; {nearest(self.dtype, TENSOR_DTYPES)}"
+            )
+        if self.data.dtype != np.dtype(TENSOR_DTYPES[self.dtype]):
+            raise InvalidRequestError(
+                f"a {self.dtype} Tensor holds {TENSOR_DTYPES[self.dtype]} data, "
+                f"not {self.data.dtype}"
+            )
+
+    @classmethod
+    def of(cls, value: Any) -> Tensor:
+        """From a Tensor, a numpy array or a torch tensor of any dtype of TENSOR_DTYPES."""
+        if isinstance(value, Tensor):
+            return value
+        if hasattr(value, "detach"):
+            import torch
+
+            held = value.detach().cpu().contiguous()
+            tag = str(held.dtype).removeprefix("torch.")
+            if tag == "bfloat16":
+                return cls(data=held.view(torch.uint16).numpy(), dtype=tag)
+            if tag.startswith("float8"):
+                return cls(data=held.view(torch.uint8).numpy(), dtype=tag)
+            return cls(data=held.numpy(), dtype=tag)
+        array = np.ascontiguousarray(value)
+        if array.dtype.name not in TENSOR_DTYPES:
+            raise InvalidRequestError(
+                f"a tensor of dtype {array.dtype} can't be pushed; "
+                f"cast it to one of {', '.join(TENSOR_DTYPES)}"
+            )
+        return cls(data=array, dtype=array.dtype.name)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape."""
+        return self.data.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its contents."""
+        return self.data.nbytes
+
+    def __repr__(self) -> str:
+        return f"Tensor({self.dtype}, {list(self.shape)})"

@@ -1,0 +1,9 @@
+"""Wire: typed objects to bytes and back (imports numpy, xxhash, errors and the contract's classes).
+
+docs/protocol.md specifies the format. No pickle anywhere: only classes of a fixed list are built.
+"""
+
+from .codec import decode, digest, encode
+from .frames import ALIGNMENT, MAGIC, Frame, join, parse
+
+__all__ = ["ALIGNMENT", "MAGIC", "Frame", "decode", "digest", "encode", "join", "parse"]

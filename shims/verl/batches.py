@@ -1,0 +1,105 @@
+"""Shim (loop side, above the client): verl's jagged tensor dicts to `Batch`, and outputs back.
+
+Imports torch, tensordict and remote_rl. Values are moved, never recomputed: tokens, masks and
+logprobs that verl hands over are the ones that are sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils
+
+from remote_rl import Batch, Ragged, errors
+
+#: verl's per-token fields [R] -> Batch's
+_TRAINING_FIELDS = {
+    "advantages": "advantages",
+    "old_log_probs": "old_logprobs",
+    "ref_log_prob": "ref_logprobs",
+    "rollout_is_weights": "importance_weights",
+}
+
+
+def to_batch(data: TensorDict, *, training: bool = False) -> Batch:
+    """The rows of `data`, equal prompts sent once.
+
+    data: `prompts` [B, P], `responses`, `response_mask` [B, R], all jagged, and `temperature`, one
+    for all or [B]; for training also `advantages`, `old_log_probs` and, where verl has computed
+    them, `ref_log_prob` and `rollout_is_weights` [B, R].
+    """
+    _refuse_attachments(data)
+    rows = data.batch_size[0]
+    fields: dict[str, Any] = {}
+    if training:
+        fields = {
+            ours: ragged(data, theirs)
+            for theirs, ours in _TRAINING_FIELDS.items()
+            if theirs in data
+        }
+    return Batch(
+        prompts=ragged(data, "prompts"),
+        prompt_index=np.arange(rows, dtype=np.int32),
+        responses=ragged(data, "responses"),
+        mask=ragged(data, "response_mask"),
+        temperature=_temperature(data),
+        **fields,
+    ).share_prompts()
+
+
+def ragged(data: TensorDict, name: str) -> Ragged:
+    """One field as rows, whether torch holds it jagged, strided or, all rows being equally long,
+    dense."""
+    tensor = data[name]
+    if tensor.is_nested and tensor.layout is not torch.jagged:
+        return Ragged.from_rows(list(tensor.unbind()), what=name)
+    return Ragged.of(tensor, what=name)
+
+
+def to_sequences(values: Ragged, batch_prompts: Ragged) -> torch.Tensor:
+    """Per-response-token values as verl's jagged [B, P + R], float32: slot i scores token i + 1,
+    slots that score no response token hold 0.
+
+    batch_prompts: one prompt a row, in the rows' order.
+    """
+    lengths = batch_prompts.lengths + values.lengths
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    filled = np.zeros(int(offsets[-1]), np.float32)
+    starts = offsets[:-1] + batch_prompts.lengths - 1
+    positions = np.arange(len(values.values)) - np.repeat(values.offsets[:-1], values.lengths)
+    filled[np.repeat(starts, values.lengths) + positions] = values.values
+    return torch.nested.nested_tensor_from_jagged(
+        torch.from_numpy(filled), offsets=torch.from_numpy(offsets)
+    )
+
+
+def scalar(data: TensorDict, name: str, default: Any = None) -> Any:
+    """A plain value that travels with a call."""
+    return tensordict_utils.get(data, name, default)
+
+
+def counted_tokens(data: TensorDict) -> int:
+    """verl's `batch_num_tokens`: the sum of `loss_mask`, which rejection sampling leaves alone."""
+    return int(ragged(data, "loss_mask").values.sum())
+
+
+def _temperature(data: TensorDict) -> Any:
+    value = scalar(data, "temperature")
+    if value is None:
+        raise errors.InvalidRequestError(
+            "verl sent no temperature with this call; the shim follows verl 0.9.1's V1 trainer"
+        )
+    return value
+
+
+def _refuse_attachments(data: TensorDict) -> None:
+    for inputs in scalar(data, "multi_modal_inputs", None) or ():
+        if inputs:
+            raise errors.UnsupportedError(
+                "a row holds multi_modal_inputs, which remote_rl's Batch can't carry yet; "
+                "train on text alone"
+            )

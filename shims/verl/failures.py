@@ -1,0 +1,41 @@
+"""Shim (loop side, above the client): generations that failed for good, told to the trainer.
+
+Imports TransferQueue. verl drops a failed rollout, fills the batch with padding and goes on; a
+sampler that fails must stop the training instead, so the agent-loop worker leaves a note where the
+trainer already looks.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+import transfer_queue
+
+from remote_rl import errors
+
+_PARTITION = "remote_rl_failures"
+
+
+async def report(error: Exception) -> None:
+    """From an agent-loop worker, before the failure is raised there."""
+    await transfer_queue.async_kv_put(
+        key=uuid.uuid4().hex,
+        partition_id=_PARTITION,
+        tag={"error": f"{type(error).__name__}: {error}"},
+    )
+
+
+def reported() -> list[str]:
+    """The failures so far."""
+    listed = transfer_queue.kv_list(partition_id=_PARTITION) or {}
+    return [tag["error"] for tag in listed.get(_PARTITION, {}).values()]
+
+
+def raise_reported() -> None:
+    """In the trainer, before a batch is used: raises where a generation failed for good."""
+    failed = reported()
+    if failed:
+        raise errors.BackendError(
+            f"{len(failed)} generations failed for good, the first with {failed[0]!r}; verl would "
+            "train on without them, so the training stops here"
+        )

@@ -1,0 +1,110 @@
+"""Shim (loop side, above the client): what verl is set to do against what the server offers.
+
+Imports verl's configuration and remote_rl. Runs once, when the trainer has attached; everything
+refused here would else fail in the middle of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig
+from verl.trainer.ppo.utils import need_reference_policy
+from verl.utils.config import omega_conf_to_dataclass
+
+from remote_rl import RunInfo, errors
+
+from .losses import build_loss
+from .sampling import Limits, to_params
+
+_ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def check_server(config: DictConfig, tokenizer: Any, info: RunInfo) -> None:
+    """Raises `UnsupportedError`, naming verl's key, for the first thing the server lacks."""
+    _check_model(config, tokenizer, info)
+    offered = info.capabilities
+    for kind, name, key in _needs(config):
+        if name not in getattr(offered, kind):
+            raise errors.UnsupportedError(
+                f"{key} needs {name!r} among the {kind.replace('_', ' ')} of backend "
+                f"{info.backend!r}, which offers {', '.join(sorted(getattr(offered, kind)))}",
+                key=key,
+            )
+    if config.trainer.save_freq > 0 and not info.checkpoint_dir:
+        raise errors.UnsupportedError(
+            f"trainer.save_freq={config.trainer.save_freq} needs a server that can save; start it "
+            "with --checkpoint-dir, or set trainer.save_freq=-1",
+            key="trainer.save_freq",
+        )
+
+
+def end_token_ids(config: DictConfig, tokenizer: Any, info: RunInfo) -> tuple[int, ...]:
+    """The end-of-sequence ids of verl's tokenizer and generation config that the server's model
+    does not end a response at by itself."""
+    model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
+    generation = model.generation_config
+    ids = _as_ids(tokenizer.eos_token_id) + _as_ids(getattr(generation, "eos_token_id", None))
+    known = info.model.eos_token_ids
+    return tuple(dict.fromkeys(each for each in ids if each not in known))
+
+
+def _as_ids(value: Any) -> list[int]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else list(value)
+
+
+def _check_model(config: DictConfig, tokenizer: Any, info: RunInfo) -> None:
+    if len(tokenizer) > info.model.vocab_size:
+        raise errors.UnsupportedError(
+            f"the tokenizer of actor_rollout_ref.model.path={config.actor_rollout_ref.model.path} "
+            f"has {len(tokenizer)} tokens, the server's model {info.model.name!r} has "
+            f"{info.model.vocab_size}; serve the model that this tokenizer belongs to",
+            key="actor_rollout_ref.model.path",
+        )
+    rollout = config.actor_rollout_ref.rollout
+    context = info.model.context_length
+    longest = rollout.max_model_len or rollout.prompt_length + rollout.response_length
+    if context is not None and longest > context:
+        raise errors.UnsupportedError(
+            f"{_ROLLOUT}.prompt_length={rollout.prompt_length} plus response_length="
+            f"{rollout.response_length} exceeds the {context} tokens of the server's model "
+            f"{info.model.name!r}; shorten data.max_prompt_length or data.max_response_length",
+            key=f"{_ROLLOUT}.prompt_length",
+        )
+
+
+def _needs(config: DictConfig) -> Iterator[tuple[str, str, str]]:
+    """(field of Capabilities, name, verl's key that asks for it)."""
+    actor = config.actor_rollout_ref.actor
+    for name in ("forward", "forward_backward", "optim_step", "sync", "generate"):
+        yield "operations", name, "trainer.v1.trainer_mode"
+    if config.trainer.save_freq > 0:
+        for name in ("save", "load"):
+            yield "operations", name, "trainer.save_freq"
+    loss = build_loss(actor, tokens=1, sequences=1, entropy=True)
+    yield "losses", type(loss).__name__, "actor_rollout_ref.actor.policy_loss.loss_mode"
+    for name in sorted(loss.required_outputs):
+        yield "outputs", name, "trainer.v1.trainer_mode"
+    if need_reference_policy(config):
+        yield "outputs", "logprobs", "actor_rollout_ref.actor.use_kl_loss"
+    yield "optimizers", "AdamW", "actor_rollout_ref.actor.optim.optimizer"
+    yield from _sampling_needs(config)
+
+
+def _sampling_needs(config: DictConfig) -> Iterator[tuple[str, str, str]]:
+    rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
+    given = [(_ROLLOUT, rollout, rollout.calculate_log_probs)]
+    if trainer.val_before_train or trainer.test_freq > 0:
+        given.append((f"{_ROLLOUT}.val_kwargs", rollout.val_kwargs, rollout.calculate_log_probs))
+    limits = Limits(prompt_length=rollout.prompt_length, response_length=rollout.response_length)
+    for path, section, logprobs in given:
+        asked = {name: section[name] for name in ("temperature", "top_p", "top_k")}
+        params = to_params({**asked, "logprobs": logprobs}, prompt_tokens=1, limits=limits)
+        for name, default in (("temperature", 1.0), ("top_p", 1.0), ("top_k", None)):
+            if getattr(params, name) != default:
+                yield "sampling_options", name, f"{path}.{name}"
+        for name in params.outputs:
+            yield "sampling_outputs", name, f"{_ROLLOUT}.calculate_log_probs"

@@ -1,0 +1,152 @@
+"""Inputs of a small verl training, built from scratch: tokenizer, model config, parquet, reward.
+
+Imports tokenizers, transformers and pyarrow (verl's environment) inside the functions that need
+them; the command line that `main_ppo` is started with is here too.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+#: ids 0..: the end of a response, padding, and letters
+END, PADDING = "<end>", "<pad>"
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+VOCABULARY = [PADDING, END, *LETTERS]
+
+_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+
+_REWARD = '''
+"""Reward of the tests: the share of the response's tokens that are the asked letter."""
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
+    words = solution_str.split()
+    return sum(word == ground_truth for word in words) / max(len(words), 1)
+'''
+
+_SAMPLER = '''
+"""verl's replay buffer, asked more often than every two seconds."""
+
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+
+
+class QuickReplayBuffer(ReplayBuffer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, poll_interval=0.05, **kwargs)
+'''
+
+
+def build_model_folder(folder: Path) -> Path:
+    """A word-level tokenizer with a chat template and the config of a tiny model; no weights."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: index for index, word in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=PADDING))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=PADDING, unk_token=PADDING
+    )
+    wrapped.chat_template = _TEMPLATE
+    wrapped.save_pretrained(folder)
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": len(VOCABULARY),
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "bos_token_id": None,
+        "eos_token_id": words[END],
+        "pad_token_id": words[PADDING],
+    }
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def build_parquet(path: Path, rows: int = 16) -> Path:
+    """Prompts of two letters each; the reward wants the second."""
+    import pyarrow
+    import pyarrow.parquet
+
+    records = []
+    for index in range(rows):
+        first, wanted = LETTERS[index % 5], LETTERS[index % 3]
+        records.append(
+            {
+                "data_source": "letters",
+                "prompt": [{"role": "user", "content": f"{first} {wanted}"}],
+                "reward_model": {"style": "rule", "ground_truth": wanted},
+                "extra_info": {"index": index},
+            }
+        )
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
+    return path
+
+
+def build_inputs(folder: Path) -> dict[str, Path]:
+    """Everything the command line names, under `folder`."""
+    inputs = {
+        "model": build_model_folder(folder / "model"),
+        "data": build_parquet(folder / "letters.parquet"),
+        "reward": folder / "letter_reward.py",
+        "sampler": folder / "quick_sampler.py",
+        "checkpoints": folder / "checkpoints",
+        "metrics": folder / "metrics.jsonl",
+    }
+    inputs["reward"].write_text(_REWARD, encoding="utf-8")
+    inputs["sampler"].write_text(_SAMPLER, encoding="utf-8")
+    return inputs
+
+
+def overrides(inputs: dict[str, Path], url: str, *, steps: int) -> list[str]:
+    """Arguments of `python -m verl.trainer.main_ppo`: synchronous GRPO, two mini-batches a step,
+    KL to the reference, a custom reward function."""
+    actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+    return [
+        "trainer.v1.trainer_mode=remote_rl",
+        f"{rollout}.name=remote_rl",
+        f"+{rollout}.engine_kwargs.remote_rl.url={url}",
+        f"actor_rollout_ref.model.path={inputs['model']}",
+        f"data.train_files={inputs['data']}",
+        f"data.val_files={inputs['data']}",
+        "data.train_batch_size=4",
+        "data.max_prompt_length=8",
+        "data.max_response_length=6",
+        "data.dataloader_num_workers=0",
+        "algorithm.adv_estimator=grpo",
+        f"{actor}.ppo_mini_batch_size=2",
+        f"{actor}.use_dynamic_bsz=true",
+        f"{actor}.use_kl_loss=true",
+        f"{actor}.kl_loss_coef=0.01",
+        f"{actor}.entropy_coeff=0.001",
+        f"{actor}.optim.lr=0.05",
+        f"{actor}.shuffle=true",
+        f"{rollout}.n=4",
+        f"{rollout}.temperature=0.9",
+        f"{rollout}.tensor_model_parallel_size=1",
+        f"{rollout}.agent.num_workers=1",
+        "reward.num_workers=1",
+        f"reward.custom_reward_function.path={inputs['reward']}",
+        "trainer.n_gpus_per_node=1",
+        "trainer.nnodes=1",
+        "trainer.device=cpu",
+        f"trainer.total_training_steps={steps}",
+        "trainer.total_epochs=100",
+        "trainer.logger=[console,file]",
+        "trainer.project_name=remote_rl",
+        "trainer.experiment_name=letters",
+        f"trainer.default_local_dir={inputs['checkpoints']}",
+        "trainer.save_freq=1",
+        "trainer.test_freq=-1",
+        "trainer.val_before_train=false",
+        f"trainer.v1.sampler.custom_sampler.path={inputs['sampler']}",
+        "trainer.v1.sampler.custom_sampler.name=QuickReplayBuffer",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
+        "ray_kwargs.ray_init.num_cpus=8",
+        "+ray_kwargs.ray_init.include_dashboard=false",
+    ]
