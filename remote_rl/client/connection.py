@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,13 +23,10 @@ from ..errors import (
 )
 from ..messages import (
     Cancel,
-    ConnectionLost,
     Detach,
     Grant,
     Key,
-    Message,
     Outcome,
-    Renew,
     Submit,
     Transport,
     Wait,
@@ -40,6 +35,7 @@ from ..messages import (
 from ..ops import OPERATIONS, Stream
 from ..ops import Operation as Row
 from ..requests import Abandon, Request
+from .link import Link
 from .loop import LoopThread
 from .operation import Call
 
@@ -47,7 +43,6 @@ log = logging.getLogger("remote_rl.client")
 
 _LINGER = 0.05
 _WAIT = 20.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 
 
 class Connection:
@@ -56,6 +51,7 @@ class Connection:
     def __init__(self, transport: Transport, loop: LoopThread, grant: Grant) -> None:
         self.transport = transport
         self.grant = grant
+        self._link = Link(transport, grant)
         self.client_id = grant.client_id
         self.broken: RemoteRLError | None = None
         self.closing = False
@@ -65,14 +61,12 @@ class Connection:
         self._numbers = dict.fromkeys((stream.value for stream in Stream), 0)
         self._calls: dict[Key, Call] = {}
         self._failed: list[Call] = []
-        self._acknowledgements: list[Key] = []
         self._slots = asyncio.Semaphore(transport.submits)
         self._backlog = 0
-        self._last_contact = time.monotonic()
         self._poke = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._waiter: asyncio.Task[None] | None = None
-        loop.call(self._keep, self._heartbeat())
+        loop.call(self._keep, self._keep_lease())
 
     # -- from any thread ------------------------------------------------------------------------
 
@@ -193,40 +187,6 @@ class Connection:
             if call.error is not None:
                 self._failed.append(call)
 
-    async def talk(self, build: Callable[[tuple[Key, ...]], Message], timeout: float) -> Any:
-        """One message, sent until it is answered or the lease's length has passed in silence."""
-        pause = _FIRST_PAUSE
-        while True:
-            acknowledged = tuple(self._acknowledgements)
-            try:
-                reply = await self.transport.call(build(acknowledged), timeout)
-            except ConnectionLost as lost:
-                silence = time.monotonic() - self._last_contact
-                if silence > self.grant.lease_seconds:
-                    raise UnreachableError(
-                        f"{self.transport.target} has not answered for {silence:.0f} s "
-                        f"({lost}); the run may go on there, but this client's lease has ended"
-                    ) from lost
-                log.warning("%s did not answer (%s); trying again", self.transport.target, lost)
-                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(_LONGEST_PAUSE, 2 * pause)
-                continue
-            self._last_contact = time.monotonic()
-            self._forget(acknowledged)
-            return reply
-
-    def _forget(self, acknowledged: tuple[Key, ...]) -> None:
-        if acknowledged:
-            told = set(acknowledged)
-            self._acknowledgements = [key for key in self._acknowledgements if key not in told]
-
-    def _leased(self, acknowledged: tuple[Key, ...]) -> dict[str, Any]:
-        return {
-            "client_id": self.client_id,
-            "instance_id": self.grant.instance_id,
-            "acknowledged": acknowledged,
-        }
-
     async def _deliver(
         self, call: Call, row: Row, request: Request, digest: str | None, deadline: float | None
     ) -> None:
@@ -235,7 +195,7 @@ class Connection:
             async with self._slots:
                 self._backlog -= 1
 
-                def build(acknowledged: tuple[Key, ...]) -> Submit:
+                def build(leased: dict[str, Any]) -> Submit:
                     return Submit(
                         operation=row.name,
                         number=call.number,
@@ -243,10 +203,10 @@ class Connection:
                         digest=digest,
                         deadline=deadline,
                         linger=0.0 if self._backlog else _LINGER,
-                        **self._leased(acknowledged),
+                        **leased,
                     )
 
-                outcome = await self.talk(build, self.grant.lease_seconds)
+                outcome = await self._link.talk(build, self.grant.lease_seconds)
         except (RunLostError, LeaseError, UnreachableError) as error:
             self._finish(call, error=error)
             self.break_off(error)
@@ -261,7 +221,7 @@ class Connection:
         if not outcome.done:
             return
         key = (outcome.stream, outcome.number)
-        self._acknowledgements.append(key)
+        self._link.acknowledge(key)
         with self._lock:
             call = self._calls.get(key)
         if call is not None:
@@ -279,11 +239,11 @@ class Connection:
                 str(call.number): len(call.samples) for call in self.pending() if call.streaming
             }
 
-            def build(acknowledged: tuple[Key, ...], cursors: dict[str, int] = cursors) -> Wait:
-                return Wait(timeout=_WAIT, cursors=cursors, **self._leased(acknowledged))
+            def build(leased: dict[str, Any], cursors: dict[str, int] = cursors) -> Wait:
+                return Wait(timeout=_WAIT, cursors=cursors, **leased)
 
             try:
-                waited = await self._unless_poked(self.talk(build, _WAIT + 10.0))
+                waited = await self._unless_poked(self._link.talk(build, _WAIT + 10.0))
             except RemoteRLError as error:
                 self.break_off(error)
                 return
@@ -323,12 +283,12 @@ class Connection:
 
     async def _cancel(self, call: Call) -> None:
         try:
-            await self.talk(
-                lambda acknowledged: Cancel(
+            await self._link.talk(
+                lambda leased: Cancel(
                     stream=call.row.stream.value,
                     number=call.number,
                     operation=call.row.name,
-                    **self._leased(acknowledged),
+                    **leased,
                 ),
                 self.grant.lease_seconds,
             )
@@ -337,24 +297,17 @@ class Connection:
                 log.warning("cancelling %s failed: %s", call.request_id, error)
         self._start_waiting()
 
-    async def _heartbeat(self) -> None:
-        interval = self.grant.lease_seconds / 3
-        while self.broken is None:
-            await asyncio.sleep(interval / 4)
-            if time.monotonic() - self._last_contact < interval and not self._acknowledgements:
-                continue
-            try:
-                await self.talk(lambda acknowledged: Renew(**self._leased(acknowledged)), interval)
-            except RemoteRLError as error:
-                self.break_off(error)
+    async def _keep_lease(self) -> None:
+        try:
+            await self._link.keep_lease()
+        except RemoteRLError as error:
+            self.break_off(error)
 
     async def detach(self) -> None:
         """Gives the lease back and lets go of the transport."""
         try:
             if self.broken is None:
-                await asyncio.wait_for(
-                    self.talk(lambda acknowledged: Detach(**self._leased(acknowledged)), 5.0), 10.0
-                )
+                await asyncio.wait_for(self._link.talk(lambda leased: Detach(**leased), 5.0), 10.0)
         except (RemoteRLError, TimeoutError) as error:
             log.warning("detaching from %s failed: %s", self.transport.target, error)
         finally:

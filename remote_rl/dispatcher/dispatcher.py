@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from .. import __about__
 from ..errors import (
-    InvalidRequestError,
-    LeaseError,
     OperationCancelled,
     ProtocolError,
     RemoteRLError,
@@ -26,11 +25,8 @@ from ..messages import (
     Cancelled,
     Describe,
     Detach,
-    Detached,
-    Grant,
     Leased,
     Message,
-    Occupied,
     Outcome,
     Renew,
     Renewed,
@@ -39,20 +35,18 @@ from ..messages import (
     Waited,
 )
 from ..ops import ALWAYS_OFFERED, OPERATIONS, Operation, Stream
-from ..protocol import PROTOCOL_VERSIONS, Backend
-from ..requests import RESERVED_NAMES, Abort, Generate
+from ..protocol import PROTOCOL_VERSIONS, Backend, Capabilities
+from ..requests import Abort, Generate
 from ..run_info import RunInfo
 from .clients import Client
 from .clock import Clock, SystemClock
 from .context import RunningContext
 from .execution import Execution
-from .leases import Lease, Leases
+from .gate import Gate
 from .record import Record, State
 from .rules import Rules, SeedBook
 from .runner import Runner
 from .store import Store
-
-log = logging.getLogger("remote_rl.dispatcher")
 
 _PROGRESS_INTERVAL = 0.25
 
@@ -80,12 +74,18 @@ class Dispatcher:
         self.rules = Rules()
         self.seeds = SeedBook(backend.seed)
         self.store = Store(None if checkpoint_dir is None else Path(checkpoint_dir))
-        self.leases = Leases(lease_seconds)
-        self.clients: dict[str, Client] = {}
         self.executor = ThreadPoolExecutor(8, thread_name_prefix="remote_rl-backend")
         self.execution = Execution(backend, self.rules, self.seeds, self.store, self.info)
+        self.gate = Gate(
+            instance_id=self.instance_id,
+            describe=self.info,
+            lease_seconds=lease_seconds,
+            clock=self.clock,
+            rules=self.rules,
+            seeds=self.seeds,
+            store=self.store,
+        )
         self.runner = Runner(self, stall_timeout)
-        self.lost: RunLostError | None = None
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -113,20 +113,13 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Ends everything: what runs is cancelled, what waits fails, the backend is closed."""
-        self.lose(RunLostError("the run was closed", last_checkpoint=self.store.latest()))
+        self.gate.lose(RunLostError("the run was closed", last_checkpoint=self.store.latest()))
         await self.runner.stop()
         await self._close_backend()
 
     async def _close_backend(self) -> None:
         await self.backend.close()
         self.executor.shutdown(wait=False, cancel_futures=True)
-
-    def lose(self, error: RunLostError) -> None:
-        """The run is over: every operation and every later message fails with `error`."""
-        if self.lost is None:
-            self.lost = error
-        for client in self.clients.values():
-            self._drop(client, self.lost)
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -135,10 +128,10 @@ class Dispatcher:
         if isinstance(message, Describe):
             return self.info()
         if isinstance(message, Attach):
-            return self._attach(message)
+            return self.gate.attach(message)
         if not isinstance(message, Leased):
             raise ProtocolError(f"{type(message).__name__} is no message that a client sends")
-        client = self._client(message)
+        client = self.gate.client(message)
         client.acknowledge(message.acknowledged)
         if isinstance(message, Submit):
             return await self._submit(client, message)
@@ -147,9 +140,9 @@ class Dispatcher:
         if isinstance(message, Cancel):
             return self._cancel(client, message)
         if isinstance(message, Detach):
-            return self._detach(client)
+            return self.gate.detach(client)
         if isinstance(message, Renew):
-            return Renewed(lease_seconds=self.leases.seconds)
+            return Renewed(lease_seconds=self.gate.leases.seconds)
         raise ProtocolError(f"{type(message).__name__} is no message that a client sends")
 
     def info(self) -> RunInfo:
@@ -164,123 +157,14 @@ class Dispatcher:
             versions=self.execution.versions(),
             pristine=self.rules.pristine,
             checkpoint_dir=self.store.available,
-            driver=self.leases.driver is not None,
+            driver=self.gate.leases.driver is not None,
         )
 
     @property
-    def capabilities(self) -> Any:
+    def capabilities(self) -> Capabilities:
         """The backend's, with what the dispatcher offers whatever the backend."""
-        import attrs
-
         declared = self.backend.capabilities
         return attrs.evolve(declared, operations=declared.operations | ALWAYS_OFFERED)
-
-    def _client(self, message: Leased) -> Client:
-        if message.instance_id != self.instance_id:
-            raise RunLostError(
-                "the server was restarted, and the run that this session held is gone; connect "
-                f"again, with start= {self._start_hint()}",
-                last_checkpoint=self.store.latest(),
-            )
-        if self.lost is not None:
-            raise self.lost.copy()
-        self.leases.renew(message.client_id, self.clock.now())
-        return self.clients[message.client_id]
-
-    def _start_hint(self) -> str:
-        latest = self.store.latest()
-        return f"{latest!r}, its last checkpoint" if latest else "'base' (it left no checkpoint)"
-
-    # -- leases ---------------------------------------------------------------------------------
-
-    def _attach(self, message: Attach) -> Grant | Occupied:
-        if not set(message.protocol_versions) & set(PROTOCOL_VERSIONS):
-            raise ProtocolError(
-                f"the client speaks protocol {list(message.protocol_versions)} and the server "
-                f"{list(PROTOCOL_VERSIONS)}; install the same remote-rl on both sides"
-            )
-        if message.instance_id is not None and message.instance_id != self.instance_id:
-            raise RunLostError(
-                "the handle is of a run that is gone; connect again, with start= "
-                f"{self._start_hint()}",
-                last_checkpoint=self.store.latest(),
-            )
-        if self.lost is not None:
-            raise self.lost.copy()
-        now = self.clock.now()
-        self.expire(now)
-        if message.epoch is not None:
-            if message.start is not None or message.takeover:
-                raise InvalidRequestError("start and takeover are the driver's, not a handle's")
-            lease = self.leases.attach_member(message.client_id, message.epoch, now)
-            return self._grant(lease, None)
-        needs_start = self._needs_start(message)
-        before = self.leases.held()
-        answer = self.leases.attach_driver(message.client_id, now, message.takeover)
-        if isinstance(answer, Occupied):
-            return answer
-        if message.takeover:
-            self._ended(lease for lease in before if lease.client_id != message.client_id)
-        return self._grant(answer, needs_start)
-
-    def _needs_start(self, message: Attach) -> str | None:
-        if message.model is not None and message.model != self.backend.model.name:
-            raise InvalidRequestError(
-                f"the run's model is {self.backend.model.name!r}, not {message.model!r}; start a "
-                "server with that model, or leave model out"
-            )
-        start = message.start
-        if start is not None and start not in RESERVED_NAMES:
-            self.store.checkpoint(start)
-            return start
-        if start == "reference":
-            raise InvalidRequestError("start must be 'base', 'current' or a checkpoint's name")
-        if self.rules.pristine or message.client_id in self.clients:
-            return None
-        if start is None:
-            raise InvalidRequestError(
-                "the run has been trained or loaded before, so say where to begin: start='base', "
-                "start='current' or the name of a checkpoint"
-            )
-        return start
-
-    def _grant(self, lease: Lease, needs_start: str | None) -> Grant:
-        if lease.client_id not in self.clients:
-            client = self.clients[lease.client_id] = Client(lease)
-            client.seed_base = self.seeds.base(lease.ordinal)
-            log.info("%s %s attached in epoch %d", lease.role, lease.client_id, lease.epoch)
-        return Grant(
-            client_id=lease.client_id,
-            instance_id=self.instance_id,
-            epoch=lease.epoch,
-            role=lease.role,
-            lease_seconds=self.leases.seconds,
-            needs_start=needs_start,
-            info=self.info(),
-        )
-
-    def _detach(self, client: Client) -> Detached:
-        self._ended(self.leases.end(client.lease.client_id, "it detached"))
-        return Detached()
-
-    def expire(self, now: float) -> None:
-        """Ends the leases that have run out."""
-        self._ended(self.leases.expire(now))
-
-    def _ended(self, leases: Any) -> None:
-        for lease in leases:
-            client = self.clients.pop(lease.client_id, None)
-            if client is not None:
-                log.info("lease of %s %s ended", lease.role, lease.client_id)
-                self._drop(client, LeaseError(f"the lease of client {lease.client_id} has ended"))
-
-    def _drop(self, client: Client, error: RemoteRLError) -> None:
-        for record in client.records():
-            if record.state in (State.HELD, State.QUEUED):
-                record.settle(error=error.copy())
-            elif record.state is State.RUNNING and record.key[0] != Stream.TRAINING.value:
-                record.end_early(error.copy())
-        client.wake()
 
     # -- operations -----------------------------------------------------------------------------
 
@@ -382,7 +266,7 @@ class Dispatcher:
 
     def context_of(self, record: Record) -> RunningContext:
         """The context of a record that begins to run."""
-        client = self.clients.get(record.client_id)
+        client = self.gate.clients.get(record.client_id)
         context = self._context(record, client.wake if client is not None else lambda: None)
         if isinstance(record.request, Generate):
             given = record.request.params.seed
@@ -406,9 +290,9 @@ class Dispatcher:
     def settled(self, record: Record) -> None:
         """After a record's outcome became final: seeds follow a load, the client wakes."""
         if record.operation.name in ("load", "reset") and record.error is None:
-            for client in self.clients.values():
+            for client in self.gate.clients.values():
                 submitted = client.streams[Stream.SAMPLING.value].highest
                 client.seed_base = self.seeds.base(client.lease.ordinal, submitted)
-        holder = self.clients.get(record.client_id)
+        holder = self.gate.clients.get(record.client_id)
         if holder is not None:
             holder.wake()

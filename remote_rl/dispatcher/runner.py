@@ -58,7 +58,7 @@ class Runner:
             last_checkpoint=self.dispatcher.store.latest(),
         )
         lost.__cause__ = error
-        self.dispatcher.lose(lost)
+        self.dispatcher.gate.lose(lost)
 
     async def stop(self) -> None:
         """Cancels the services and everything that runs, and waits until they have ended."""
@@ -152,8 +152,8 @@ class Runner:
         while True:
             await clock.sleep(_WATCH_INTERVAL)
             now = clock.now()
-            self.dispatcher.expire(now)
-            for client in list(self.dispatcher.clients.values()):
+            self.dispatcher.gate.expire(now)
+            for client in list(self.dispatcher.gate.clients.values()):
                 for record in client.records():
                     self._check(record, now)
 
@@ -198,4 +198,4 @@ class Runner:
         record.ending = lost
         if record.task is not None:
             record.task.cancel()
-        self.dispatcher.lose(lost)
+        self.dispatcher.gate.lose(lost)

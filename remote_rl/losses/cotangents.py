@@ -48,7 +48,8 @@ class Cotangents(Loss):
     )
 
     def __attrs_post_init__(self) -> None:
-        if not isinstance(self.values, Mapping) or not self.values:
+        values: Any = self.values
+        if not isinstance(values, Mapping) or not values:
             raise InvalidRequestError(
                 "Cotangents.values must map at least one output's name to its derivatives, such "
                 'as {"logprobs": Ragged}',

@@ -37,12 +37,13 @@ class Custom(Loss):
     framework: Framework | None = attrs.field(default="torch", validator=one_of(("torch", None)))
 
     def __attrs_post_init__(self) -> None:
+        names: Any = self.outputs
         if not callable(self.function):
             raise InvalidRequestError(
                 f"losses.custom takes a function (batch, outputs), not {self.function!r}",
                 field="function",
             )
-        if not self.outputs or not all(isinstance(name, str) for name in self.outputs):
+        if not names or not all(isinstance(name, str) for name in names):
             raise InvalidRequestError(
                 'Custom.outputs must name at least one output, such as {"logprobs"}',
                 field="outputs",
@@ -74,10 +75,11 @@ def custom(
 def run_custom(
     loss: Custom, batch: Batch, outputs: Outputs
 ) -> tuple[float, Cotangents, dict[str, float]]:
-    """Runs the function on what a forward returned: value, cotangents at `outputs.version`, metrics.
+    """Runs the function on what a forward returned: value, cotangents, metrics.
 
-    An output the value does not depend on gets zeros. Raises `InvalidRequestError` where the
-    result is not a finite scalar, depends on no output, or a cotangent is NaN (naming the row).
+    The cotangents carry `outputs.version`; an output the value does not depend on gets zeros.
+    Raises `InvalidRequestError` where the result is not a finite scalar, depends on no output, or
+    a cotangent is NaN (naming the row).
     """
     arrays = {name: _flat(name, batch, outputs) for name in sorted(loss.outputs)}
     run = _run_torch if loss.framework == "torch" else _run_plain

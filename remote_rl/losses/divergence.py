@@ -1,5 +1,4 @@
-"""Losses: per-token KL estimates and their derivatives (imports array-api-compat, by way of
-tokens)."""
+"""Losses: per-token KL estimates and their derivatives (imports tokens)."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ def estimate(term: KL, tokens: Tokens) -> tuple[Array, Array]:
     values, slopes = _FORMULAS[term.estimator.removesuffix("+")](term, tokens, difference)
     if term.value_clamp is not None:
         inside = (values >= -term.value_clamp) & (values <= term.value_clamp)
-        values = xp.clip(values, -term.value_clamp, term.value_clamp)
+        values = tokens.clip(values, -term.value_clamp, term.value_clamp)
         slopes = xp.where(inside, slopes, xp.zeros_like(slopes))
     if term.estimator.endswith("+"):
         slopes = difference
@@ -35,7 +34,7 @@ def _bounded(term: KL, tokens: Tokens, difference: Array) -> tuple[Array, Array]
         inside = inside & (difference >= low)
     if high is not None:
         inside = inside & (difference <= high)
-    return tokens.xp.clip(difference, low, high), tokens.xp.astype(inside, tokens.dtype)
+    return tokens.clip(difference, low, high), tokens.xp.astype(inside, tokens.dtype)
 
 
 def _k1(term: KL, tokens: Tokens, difference: Array) -> tuple[Array, Array]:

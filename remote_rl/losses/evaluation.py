@@ -2,9 +2,9 @@
 attrs, array-api-compat, remote_rl.errors, types).
 
 The one implementation for every backend: numpy and torch arrays take the same path and give the
-same numbers. A backend calls `resolve` on the whole batch, cuts it into any pieces, calls `evaluate`
-on each, adds up the values, backpropagates the sum over outputs of derivative x output, and merges
-the metrics.
+same numbers. A backend calls `resolve` on the whole batch, cuts it into any pieces, calls
+`evaluate` on each, adds up the values, backpropagates the sum over outputs of derivative x output,
+and merges the metrics.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Losses: per-token policy terms and their derivatives (imports array-api-compat, by way of tokens).
+"""Losses: per-token policy terms and their derivatives (imports tokens).
 
 Each function gives, for every token, the term before importance weight and aggregation, and its
 derivative with respect to that token's logprob.
@@ -20,7 +20,7 @@ def ppo(loss: PPO, tokens: Tokens) -> PolicyTerm:
     xp, advantages = tokens.xp, tokens.field("advantages")
     ratio = policy_ratio(tokens, loss.ratio, loss.log_ratio_clamp)
     unclipped = -advantages * ratio.value
-    clipped = -advantages * xp.clip(ratio.value, 1 - loss.clip_low, 1 + loss.clip_high)
+    clipped = -advantages * tokens.clip(ratio.value, 1 - loss.clip_low, 1 + loss.clip_high)
     losses = xp.maximum(unclipped, clipped)
     zero = xp.zeros_like(losses)
     chosen = clipped > unclipped
@@ -44,7 +44,7 @@ def cispo(loss: CISPO, tokens: Tokens) -> PolicyTerm:
     ratio = policy_ratio(tokens, "token", loss.log_ratio_clamp)
     low = None if loss.clip_low is None else 1 - loss.clip_low
     high = None if loss.clip_high is None else 1 + loss.clip_high
-    slopes = -xp.clip(ratio.value, low, high) * tokens.field("advantages")
+    slopes = -tokens.clip(ratio.value, low, high) * tokens.field("advantages")
     nothing = xp.zeros_like(tokens.counted)
     below = nothing if low is None else ratio.value < low
     above = nothing if high is None else ratio.value > high
@@ -59,13 +59,13 @@ def importance_sampling(loss: ImportanceSampling, tokens: Tokens) -> PolicyTerm:
     return PolicyTerm(-advantages * ratio.value, -advantages * ratio.slope, ratio.metrics)
 
 
-def reinforce(loss: Reinforce, tokens: Tokens) -> PolicyTerm:
+def reinforce(_: Reinforce, tokens: Tokens) -> PolicyTerm:
     """-A logprob; d/dlogprob = -A."""
     advantages = tokens.field("advantages")
     return PolicyTerm(-advantages * tokens.outputs["logprobs"], -advantages, {})
 
 
-def cross_entropy(loss: CrossEntropy, tokens: Tokens) -> PolicyTerm:
+def cross_entropy(_: CrossEntropy, tokens: Tokens) -> PolicyTerm:
     """-logprob; d/dlogprob = -1."""
     logprobs = tokens.outputs["logprobs"]
     return PolicyTerm(-logprobs, -tokens.xp.ones_like(logprobs), {})

@@ -103,6 +103,12 @@ class Tokens:
         """A value for each row as one for each of its tokens."""
         return self.xp.take(per_row, self.batch.rows, axis=0)
 
+    def clip(self, values: Array, low: float | None, high: float | None) -> Array:
+        """`values` within [low, high]; None leaves a side open."""
+        # floats, since older versions of array-api-compat fail on a Python integer here
+        lower, upper = (None if bound is None else float(bound) for bound in (low, high))
+        return self.xp.clip(values, lower, upper)
+
     def total(self, values: Array) -> Array:
         """[], the sum in float64."""
         return self.xp.sum(values, dtype=self.xp.float64)
@@ -162,7 +168,7 @@ def clamp(tokens: Tokens, exponent: Array, bounds: Bounds | None) -> tuple[Array
     inside = exponent <= high
     if low is not None:
         inside = inside & (exponent >= low)
-    return tokens.xp.clip(exponent, low, high), inside
+    return tokens.clip(exponent, low, high), inside
 
 
 def exponent_limit(tokens: Tokens) -> float:
@@ -172,7 +178,7 @@ def exponent_limit(tokens: Tokens) -> float:
 
 def _divergence_metrics(tokens: Tokens, log_ratio: Array) -> dict[str, Pending]:
     limit = exponent_limit(tokens)
-    bounded = tokens.xp.clip(log_ratio, -limit, limit)
+    bounded = tokens.clip(log_ratio, -limit, limit)
     return {
         "approximate_kl_k1": tokens.mean_metric(-bounded),
         "approximate_kl_k3": tokens.mean_metric(tokens.xp.expm1(bounded) - bounded),

@@ -9,15 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InvalidRequestError
-from .ragged import Array, Ragged, RaggedLike, cast_array, to_numpy
+from .ragged import Array, Ragged, RaggedLike, TensorLike, cast_array, to_numpy
 
 if TYPE_CHECKING:
-    import torch
-
     from .batch import Batch
 
 #: one entry a response
-ColumnLike: TypeAlias = "npt.ArrayLike | torch.Tensor"
+ColumnLike: TypeAlias = "npt.ArrayLike | TensorLike"
 
 PER_TOKEN_FLOATS = (
     "importance_weights",

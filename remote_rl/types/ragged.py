@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Union, overload
+from typing import Any, Literal, Protocol, TypeAlias, Union, cast, overload
 
 import attrs
 import numpy as np
@@ -11,11 +11,15 @@ import numpy.typing as npt
 
 from ..errors import InvalidRequestError
 
-if TYPE_CHECKING:
-    import torch
+
+class TensorLike(Protocol):
+    """A torch tensor, as far as type checkers need to know without torch."""
+
+    def detach(self) -> Any: ...
+
 
 Array: TypeAlias = "npt.NDArray[Any]"
-RaggedLike: TypeAlias = Union["Ragged", Sequence[Any], Array, "torch.Tensor"]
+RaggedLike: TypeAlias = Union["Ragged", Sequence[Any], Array, TensorLike]
 Side: TypeAlias = Literal["left", "right"]
 
 
@@ -112,7 +116,7 @@ class Ragged:
             rows, width = dense.shape
             ragged = cls(dense.reshape(-1), np.arange(rows + 1, dtype=np.int64) * width)
         else:
-            return cls.from_rows(data, dtype=dtype, what=what)
+            return cls.from_rows(cast(Iterable[Any], data), dtype=dtype, what=what)
         if dtype is None or ragged.values.dtype == np.dtype(dtype):
             return ragged
         return cls(cast_array(ragged.values, dtype, what), ragged.offsets)
@@ -276,7 +280,7 @@ class Ragged:
         """Rows as lists of Python numbers."""
         return [row.tolist() for row in self]
 
-    def to_torch(self) -> torch.Tensor:
+    def to_torch(self) -> Any:
         """A torch nested tensor (layout torch.jagged) that shares the values; needs torch."""
         import torch
 
