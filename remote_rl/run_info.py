@@ -8,8 +8,8 @@ import attrs
 import numpy as np
 
 from .protocol import Capabilities, ModelInfo
+from .types.arrays import Array
 from .types.fields import as_tuple, flag, integer, plain, strict, text
-from .types.ragged import Array
 from .types.results import CheckpointInfo, WeightsVersion
 
 

@@ -4,7 +4,7 @@ types; torch only when a torch function is run)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import attrs
@@ -108,7 +108,7 @@ def _run_torch(
 ) -> tuple[float, dict[str, Any], Any]:
     import torch
 
-    with torch.enable_grad():
+    with torch.inference_mode(mode=False), torch.enable_grad():
         leaves = {
             name: torch.tensor(array, dtype=torch.float32, requires_grad=True)
             for name, array in arrays.items()
@@ -126,9 +126,13 @@ def _run_torch(
                 f"the custom loss does not depend on any of its outputs {sorted(leaves)}, so it "
                 "has no gradient; look for detach(), item() or no_grad() in it"
             )
-        grads = torch.autograd.grad(value.reshape(()), list(leaves.values()), allow_unused=True)
+        grads: Sequence[Any] = torch.autograd.grad(
+            value.reshape(()), list(leaves.values()), allow_unused=True
+        )
     slopes = {
-        name: np.zeros(len(arrays[name]), np.float32) if grad is None else grad.numpy()
+        name: np.zeros(len(arrays[name]), np.float32)
+        if grad is None
+        else np.ascontiguousarray(grad.numpy())
         for name, grad in zip(leaves, grads, strict=True)
     }
     return float(value.detach()), slopes, metrics

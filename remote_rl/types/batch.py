@@ -11,9 +11,10 @@ import numpy as np
 
 from ..errors import InvalidRequestError
 from . import batch_fields
+from .arrays import Array, row_indices
 from .batch_fields import PER_TOKEN_FLOATS, spread
 from .fields import LOCAL, RESERVED, SEMANTIC, only_default, strict
-from .ragged import Array, Ragged, row_indices
+from .ragged import Ragged
 
 if TYPE_CHECKING:
     from .generation import Group

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InvalidRequestError
-from .ragged import Array, Ragged, RaggedLike, TensorLike, cast_array, to_numpy
+from .arrays import Array, TensorLike, cast_array, to_numpy
+from .ragged import Ragged, RaggedLike
 
 if TYPE_CHECKING:
     from .batch import Batch

@@ -9,6 +9,7 @@ import attrs
 import numpy as np
 
 from ..errors import InvalidRequestError
+from .arrays import Array, cast_array, to_numpy
 from .fields import (
     SCHEDULING,
     SEMANTIC,
@@ -23,7 +24,7 @@ from .fields import (
     strict,
     text,
 )
-from .ragged import Array, Ragged, cast_array, to_numpy
+from .ragged import Ragged
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort"]
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort")

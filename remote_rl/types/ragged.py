@@ -3,59 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal, Protocol, TypeAlias, Union, cast, overload
+from typing import Any, Literal, TypeAlias, Union, cast, overload
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import InvalidRequestError
+from .arrays import (
+    Array,
+    TensorLike,
+    brief,
+    cast_array,
+    offsets_of,
+    row_indices,
+    to_numpy,
+)
+
+__all__ = ["Array", "Ragged", "RaggedLike", "Side"]
 
 
-class TensorLike(Protocol):
-    """A torch tensor, as far as type checkers need to know without torch."""
-
-    def detach(self) -> Any: ...
-
-
-Array: TypeAlias = "npt.NDArray[Any]"
 RaggedLike: TypeAlias = Union["Ragged", Sequence[Any], Array, TensorLike]
 Side: TypeAlias = Literal["left", "right"]
-
-
-def to_numpy(data: Any) -> Array:
-    """`data` as a numpy array; a torch tensor is shared where it lies in host memory."""
-    if isinstance(data, np.ndarray):
-        return data
-    if hasattr(data, "detach"):
-        data = data.detach()
-        if data.device.type != "cpu":
-            data = data.cpu()
-        if str(data.dtype) == "torch.bfloat16":  # numpy has no such dtype; float32 holds it exactly
-            data = data.float()
-        result: Array = data.numpy()
-        return result
-    return np.asarray(data)
-
-
-def cast_array(array: Array, dtype: npt.DTypeLike, what: str) -> Array:
-    """`array` in `dtype` without a copy where it already is; refuses what would lose a value."""
-    target = np.dtype(dtype)
-    if array.dtype == target:
-        return array
-    if array.size == 0:
-        return array.astype(target)
-    if array.dtype.kind not in "biuf":
-        raise InvalidRequestError(f"{what} must hold numbers, not {array.dtype}", field=what)
-    if target.kind in "iu":
-        if array.dtype.kind == "f" and not np.array_equal(array, np.trunc(array)):
-            raise InvalidRequestError(f"{what} must hold whole numbers, not {array.dtype}")
-        limits = np.iinfo(target)
-        if array.dtype.kind != "b" and (array.min() < limits.min or array.max() > limits.max):
-            raise InvalidRequestError(
-                f"{what} holds {array.min()}..{array.max()}, outside {target}", field=what
-            )
-    return array.astype(target)
 
 
 def _offsets(data: Any) -> Array:
@@ -91,7 +60,7 @@ class Ragged:
         if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(self.values):
             raise InvalidRequestError(
                 f"Ragged.offsets must run from 0 to the number of values ({len(self.values)}), "
-                f"not {_brief(offsets)}"
+                f"not {brief(offsets)}"
             )
         if len(offsets) > 1 and bool((offsets[1:] < offsets[:-1]).any()):
             row = int(np.argmax(offsets[1:] < offsets[:-1]))
@@ -298,27 +267,7 @@ class Ragged:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Ragged({len(self)} rows, {len(self.values)} {self.dtype}, {_brief(self.lengths)})"
-
-
-def offsets_of(lengths: Any) -> Array:
-    """[rows + 1] int64 offsets of rows with these lengths."""
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
-
-
-def row_indices(rows: Any, count: int) -> Array:
-    """Indices or a boolean mask as int64 indices in range, negative ones counted from the end."""
-    chosen = to_numpy(rows)
-    if chosen.dtype == bool:
-        if chosen.shape != (count,):
-            raise InvalidRequestError(f"a mask of rows must have shape ({count},)")
-        return np.flatnonzero(chosen)
-    indices = cast_array(chosen.reshape(-1), np.int64, "row indices")
-    if indices.size and (indices.min() < -count or indices.max() >= count):
-        raise InvalidRequestError(f"row indices must lie in 0..{count - 1}, not {_brief(indices)}")
-    return np.where(indices < 0, indices + count, indices)
+        return f"Ragged({len(self)} rows, {len(self.values)} {self.dtype}, {brief(self.lengths)})"
 
 
 def _row(row: Any, index: int, what: str) -> Array:
@@ -348,11 +297,6 @@ def _row(row: Any, index: int, what: str) -> Array:
 def _fits(array: Array) -> bool:
     limits = np.iinfo(np.int32)
     return bool(array.min() >= limits.min and array.max() <= limits.max)
-
-
-def _brief(array: Array) -> str:
-    shown = array.tolist()
-    return str(shown) if len(shown) <= 8 else f"[{', '.join(map(str, shown[:7]))}, ...]"
 
 
 def _writable(array: Array) -> Array:

@@ -10,6 +10,7 @@ import attrs
 import numpy as np
 
 from ..errors import InvalidRequestError, UnknownNameError, nearest
+from .arrays import Array, to_numpy
 from .fields import (
     SEMANTIC,
     as_tuple,
@@ -23,7 +24,7 @@ from .fields import (
     text,
 )
 from .generation import Label
-from .ragged import Array, Ragged, to_numpy
+from .ragged import Ragged
 
 #: dtype tag -> (numpy dtype that holds the raw bytes, bytes an element)
 TENSOR_DTYPES: Mapping[str, str] = {

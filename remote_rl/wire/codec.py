@@ -25,8 +25,8 @@ import numpy as np
 import xxhash
 
 from ..errors import InvalidRequestError, ProtocolError, RemoteRLError
+from ..types.arrays import Array
 from ..types.fields import KIND
-from ..types.ragged import Array
 from .frames import Frame, join, parse
 from .vocabulary import wire_classes
 

@@ -24,7 +24,7 @@ import attrs
 import numpy as np
 
 from ..errors import ProtocolError
-from ..types.ragged import Array
+from ..types.arrays import Array
 
 MAGIC = b"RRL1"
 ALIGNMENT = 64

@@ -73,14 +73,15 @@ def test_an_output_that_is_not_used_gets_zeros():
     assert cotangents.values["entropy"].values.tolist() == [1] * 5
 
 
-def test_it_runs_inside_no_grad_and_leaves_the_outputs_alone():
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_it_runs_where_grad_is_off_and_leaves_the_outputs_alone(mode):
     batch, outputs = a_case()
     before = outputs.logprobs.values.copy()
 
     def squares(batch, outputs):
         return (outputs["logprobs"] ** 2).sum()
 
-    with torch.no_grad():
+    with mode():
         _, cotangents, _ = losses.run_custom(losses.custom(squares), batch, outputs)
     np.testing.assert_allclose(cotangents.values["logprobs"].values, 2 * before)
     np.testing.assert_array_equal(outputs.logprobs.values, before)
