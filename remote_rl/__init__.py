@@ -1,12 +1,15 @@
-"""remote_rl: one typed protocol between RL post-training loops and the engines that train and
-sample."""
+"""remote_rl: one typed protocol between RL post-training loops and the engines that
+train and sample.
+
+The data classes and losses are there at once; `connect` and what it returns are imported when first
+used, so that a program that only builds batches pays only for those.
+"""
 
 import logging
+from typing import TYPE_CHECKING, Any
 
 from . import errors, losses
 from .__about__ import __version__
-from .client import GenerateOperation, Handle, Operation, Session, connect
-from .run_info import RunInfo
 from .types import (
     AdamW,
     Batch,
@@ -25,6 +28,10 @@ from .types import (
     Tensor,
     WeightsVersion,
 )
+
+if TYPE_CHECKING:
+    from .client import GenerateOperation, Handle, Operation, Session, connect
+    from .run_info import RunInfo
 
 __all__ = [
     "AdamW",
@@ -54,11 +61,40 @@ __all__ = [
     "losses",
 ]
 
+_ON_FIRST_USE = {
+    "GenerateOperation": "client",
+    "Handle": "client",
+    "Operation": "client",
+    "RunInfo": "run_info",
+    "Session": "client",
+    "connect": "client",
+}
+
 logging.getLogger("remote_rl").addHandler(logging.NullHandler())  # the application decides
 
-for _name in __all__:
-    _value = globals()[_name]
+
+def _publish(name: str, value: Any) -> Any:
     # tracebacks and reprs show the public name, whichever module defines it
-    if isinstance(_value, type) or _name == "connect":
-        _value.__module__ = "remote_rl"
-del _name, _value
+    if isinstance(value, type) or name == "connect":
+        value.__module__ = "remote_rl"
+    return value
+
+
+for _name in __all__:
+    if _name not in _ON_FIRST_USE:
+        _publish(_name, globals()[_name])
+del _name
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module 'remote_rl' has no attribute {name!r}")
+    import importlib
+
+    module = importlib.import_module(f".{_ON_FIRST_USE[name]}", __name__)
+    value = globals()[name] = _publish(name, getattr(module, name))
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

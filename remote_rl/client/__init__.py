@@ -1,7 +1,7 @@
 """Client: sessions, their faces and operations
 (imports the contract and, when used, transports)."""
 
-from .connect import connect
+from .connecting import connect
 from .handle import Handle
 from .operation import GenerateOperation, Operation
 from .session import Session

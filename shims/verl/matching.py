@@ -15,6 +15,8 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from remote_rl import RunInfo, errors
 
+from . import NAME
+from .config import Options
 from .losses import build_loss
 from .sampling import Limits, to_params
 
@@ -89,7 +91,9 @@ def _needs(config: DictConfig) -> Iterator[tuple[str, str, str]]:
     for name in sorted(loss.required_outputs):
         yield "outputs", name, "trainer.v1.trainer_mode"
     if need_reference_policy(config):
-        yield "outputs", "logprobs", "actor_rollout_ref.actor.use_kl_loss"
+        start = Options.of(config.actor_rollout_ref.rollout).start
+        if start != "base":
+            yield "operations", "set_reference", f"{_ROLLOUT}.engine_kwargs.{NAME}.start"
     yield "optimizers", "AdamW", "actor_rollout_ref.actor.optim.optimizer"
     yield from _sampling_needs(config)
 

@@ -6,13 +6,10 @@ Imports verl inside `register` only.
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 from typing import Any
 
 from . import NAME
-
-_logger = logging.getLogger(__name__)
 
 
 def register() -> None:
@@ -31,7 +28,6 @@ def register_loudly() -> None:
         register()
     except Exception as error:
         message = f"the verl shim of remote_rl could not register itself: {error}"
-        _logger.error(message)
         print(message, file=sys.stderr, flush=True)
         raise
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import attrs
 import ray
 from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.utils import Role
@@ -75,11 +74,13 @@ class RemoteTrainer(PPOTrainerSync):
         )
         info = self._driver.info().result()
         check_server(self.config, self.tokenizer, info)
+        if self.use_reference_policy and options.start != "base":
+            self._driver.training.set_reference("current").result()
         self._end_token_ids = end_token_ids(self.config, self.tokenizer, info)
         self._hints = info.capabilities.sampling_options & {"session_id", "priority"}
         own = self.config.actor_rollout_ref.rollout.engine_kwargs[NAME]
         with open_dict(own):
-            own.handle = attrs.asdict(self._driver.handle())
+            own.handle = self._driver.handle().to_dict()
 
     def get_llm_client(self) -> LLMServerClient:
         """What agent-loop workers get."""

@@ -121,12 +121,14 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 def test_exported_names_are_exactly_all() -> None:
     assert sorted(remote_rl.__all__) == list(remote_rl.__all__)
+    assert dir(remote_rl) == remote_rl.__all__
+    assert all(hasattr(remote_rl, name) for name in remote_rl.__all__)
     submodules = {path.stem for path in (SOURCE / "remote_rl").iterdir()}
     public = {
         name for name in vars(remote_rl) if not name.startswith("_") and name not in submodules
     }
-    exported = set(remote_rl.__all__) - {"errors", "losses", "__version__"}
-    assert public - {"logging"} == exported
+    helpers = {"logging", "Any", "TYPE_CHECKING"}
+    assert public - helpers == set(remote_rl.__all__) - {"errors", "losses", "__version__"}
 
 
 def test_public_classes_show_their_public_name() -> None:
