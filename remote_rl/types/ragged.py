@@ -253,8 +253,13 @@ class Ragged:
         """A torch nested tensor (layout torch.jagged) that shares the values; needs torch."""
         import torch
 
+        lengths = self.lengths
         return torch.nested.nested_tensor_from_jagged(
-            torch.from_numpy(_writable(self.values)), torch.from_numpy(_writable(self.offsets))
+            torch.from_numpy(_writable(self.values)),
+            torch.from_numpy(_writable(self.offsets)),
+            # without these, padding the tensor would take the number of all values as the width
+            min_seqlen=int(lengths.min()) if len(self) else 0,
+            max_seqlen=int(lengths.max(initial=0)),
         )
 
     def __eq__(self, other: object) -> bool:
