@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import attrs
+import numpy as np
 
-from .errors import UnsupportedError
+from .errors import InvalidRequestError, UnsupportedError
 from .requests import (
     DropSnapshot,
     Export,
@@ -44,8 +45,10 @@ from .requests import (
     Wake,
     ZeroGrad,
 )
+from .types.arrays import Array
 from .types.fields import as_names, as_tuple, integer, optional, plain, strict, text
 from .types.generation import Generation, Sample
+from .types.ragged import Ragged
 from .types.results import ForwardBackwardResult, OptimStepResult, Outputs, SyncReceipt
 
 T = TypeVar("T")
@@ -121,6 +124,39 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...] = attrs.field(default=(), converter=as_tuple)
     context_length: int | None = attrs.field(default=None, validator=optional(integer(minimum=1)))
     parameters: int | None = None
+
+    def check(self, request: Request) -> None:
+        """Refuses, before any work, token ids that the vocabulary lacks and lengths that the
+        context can't hold; names the row."""
+        if isinstance(request, (Forward, ForwardBackward)):
+            batch = request.batch
+            self._check_ids("prompt", batch.prompts)
+            self._check_ids("response", batch.responses)
+            lengths = batch.prompts.lengths[batch.prompt_index] + batch.responses.lengths
+            self._check_lengths(lengths, "prompt and response have")
+        elif isinstance(request, Generate):
+            self._check_ids("prompt", request.prompts)
+            lengths = request.prompts.lengths + request.params.max_tokens
+            self._check_lengths(lengths, "prompt and max_tokens come to")
+
+    def _check_ids(self, what: str, ids: Ragged) -> None:
+        if ids.values.size and int(ids.values.max()) >= self.vocab_size:
+            position = int(np.argmax(ids.values))
+            row = int(np.searchsorted(ids.offsets, position, side="right") - 1)
+            raise InvalidRequestError(
+                f"{what} {row} holds token id {ids.values[position]}, but model {self.name!r} has "
+                f"{self.vocab_size} ids; was it encoded with another tokenizer?",
+                row=row,
+            )
+
+    def _check_lengths(self, lengths: Array, what: str) -> None:
+        if self.context_length is not None and int(lengths.max(initial=0)) > self.context_length:
+            row = int(np.argmax(lengths))
+            raise InvalidRequestError(
+                f"row {row}: {what} {lengths[row]} tokens, more than the context of "
+                f"{self.context_length} that model {self.name!r} has",
+                row=row,
+            )
 
 
 @strict

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("remote_rl.client")
 
 _CONNECT_PATIENCE = 5.0
+#: a run and its only client that live in one process end together, so no lease has to run out
+_FOREVER = 1e9
 
 
 def connect(
@@ -38,7 +40,6 @@ def connect(
     token: str | None = None,
     ca_file: str | None = None,
     checkpoint_dir: str | Path | None = None,
-    lease_seconds: float = 60.0,
     stall_timeout: float = 300.0,
     **options: Any,
 ) -> Session:
@@ -51,13 +52,12 @@ def connect(
     start: "base", "current" or a checkpoint's name. Must be said where the run isn't pristine.
     takeover: revoke another driver's rights instead of waiting for its lease to run out.
     token, ca_file: for a server; the token defaults to the environment's REMOTE_RL_TOKEN.
-    checkpoint_dir, lease_seconds, stall_timeout, options: of a run inside this process; `options`
+    checkpoint_dir, stall_timeout, options: of a run inside this process; `options`
     are the backend's own.
 
     Raises `UnreachableError` where nothing answers for 5 s, `LeaseError` where another driver is
     alive, `InvalidRequestError` and its kin for what can't be.
     """
-    own = {"checkpoint_dir": checkpoint_dir}
     where = _place(target)
     if isinstance(where, (Handle, _Address)):
         if options or checkpoint_dir is not None:
@@ -70,7 +70,7 @@ def connect(
         return _open_remote(where, model, start, takeover, token, ca_file)
     if token is not None or ca_file is not None:
         raise InvalidRequestError("token= and ca_file= are for servers; this run is in-process")
-    return _open_local(where, options, model, start, lease_seconds, stall_timeout, **own)
+    return _open_local(where, options, model, start, stall_timeout, checkpoint_dir)
 
 
 class _Address(str):
@@ -98,7 +98,6 @@ def _open_local(
     options: dict[str, Any],
     model: str | None,
     start: str | None,
-    lease_seconds: float,
     stall_timeout: float,
     checkpoint_dir: str | Path | None,
 ) -> Session:
@@ -115,7 +114,7 @@ def _open_local(
     dispatcher = Dispatcher(
         backend,
         checkpoint_dir=checkpoint_dir,
-        lease_seconds=lease_seconds,
+        lease_seconds=_FOREVER,
         stall_timeout=stall_timeout,
     )
     loop = LoopThread()

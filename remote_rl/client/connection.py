@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..errors import (
+    ConflictError,
     ForkedProcessError,
     LeaseError,
     RemoteRLError,
@@ -210,8 +211,12 @@ class Connection:
         except (RunLostError, LeaseError, UnreachableError) as error:
             self._finish(call, error=error)
             self.break_off(error)
-        except RemoteRLError as error:  # refused: the number is not taken on the other side
+        except RemoteRLError as error:
             self._finish(call, error=error)
+            if row.stream is Stream.TRAINING and not isinstance(error, ConflictError):
+                # refused, so its number is still free there: without a tombstone, everything after
+                # it would wait for it
+                await self._cancel(call)
         else:
             self._take(outcome)
             if not outcome.done:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ..protocol import Capabilities
 from ..requests import Request
 from .connection import Connection
 from .operation import Operation
@@ -25,12 +24,10 @@ class Face:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    @property
-    def _capabilities(self) -> Capabilities:
-        return self._connection.grant.info.capabilities
-
     def _check(self, name: str, request: Request) -> None:
-        self._capabilities.check(name, request, self._connection.grant.info.backend)
+        info = self._connection.grant.info
+        info.capabilities.check(name, request, info.backend)
+        info.model.check(request)
 
     def _submit(
         self,

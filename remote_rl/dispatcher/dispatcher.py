@@ -178,6 +178,7 @@ class Dispatcher:
         record = stream.find(message.number, row.name, message.digest)
         if record is None:
             self.capabilities.check(row.name, message.request, self.backend.name)
+            self.backend.model.check(message.request)
             record = self._accept(client, row, message)
         record.claims += 1
         try:
