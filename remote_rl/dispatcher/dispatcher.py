@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -160,7 +161,7 @@ class Dispatcher:
             driver=self.gate.leases.driver is not None,
         )
 
-    @property
+    @functools.cached_property
     def capabilities(self) -> Capabilities:
         """The backend's, with what the dispatcher offers whatever the backend."""
         declared = self.backend.capabilities
