@@ -72,7 +72,10 @@ class RemoteRLError(Exception):
         return self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.details, self.__cause__))
+        cause = self.__cause__
+        if cause is not None and type(cause).__module__ != "builtins":
+            cause = as_remote_error(cause)  # many libraries' errors pickle but don't unpickle
+        return (_rebuild, (type(self), self.message, self.details, cause))
 
     def copy(self) -> Self:
         """A fresh instance with the same contents: one failure raised in several places keeps
@@ -94,6 +97,11 @@ class RemoteRLError(Exception):
     @staticmethod
     def from_wire(data: Mapping[str, Any], depth: int = 0) -> RemoteRLError:
         """The error that `to_wire` described; an unknown class name becomes `BackendError`."""
+        if not isinstance(data, Mapping):
+            raise ProtocolError(
+                f"an error object was expected in the answer, not a {type(data).__name__}; "
+                "the other side does not speak this protocol"
+            )
         name, message = data.get("error"), data.get("message")
         details, cause = data.get("details", {}), data.get("cause")
         if not (isinstance(name, str) and isinstance(message, str) and isinstance(details, dict)):

@@ -16,8 +16,8 @@ Weights, all float64 (V vocabulary, D embedding, H hidden):
 | lm_head.weight            | [V, H]    |
 | lm_head.bias              | [V]       |
 
-Products run over blocks of a constant number of rows, so a token's outputs have the same bits
-whatever else is in the batch, on the trainer and on the sampler.
+Products run over tiles of a constant shape, so a token's outputs have the same bits whatever else
+is in the batch, on the trainer and on the sampler.
 """
 
 from __future__ import annotations
@@ -42,10 +42,15 @@ HEAD_BIAS = "lm_head.bias"
 
 #: what stands in a window where the text has not begun
 NO_TOKEN = -1
-#: rows of every product of the forward pass, and what its columns are padded to a multiple of:
-#: BLAS treats the edges of a matrix differently, so no row or column may lie at one by chance
-BLOCK_ROWS = 64
-COLUMN_MULTIPLE = 32
+#: a product of the forward pass is cut into tiles of this many rows and of so many columns that a
+#: tile takes TILE_PRODUCTS multiplications: BLAS then treats every row and column alike, wherever
+#: it lies, and starts no threads, which cost far more than they give on products this small
+TILE_ROWS = 64
+TILE_PRODUCTS = 1 << 18
+TILE_COLUMNS_MULTIPLE = 8
+#: the hidden units' inputs at the start: large, so that different windows excite different units
+#: and what is learnt after one hardly spills over to another
+WINDOW_GAIN = 4.0
 #: numbers of a piece's largest temporary array
 PIECE_NUMBERS = 1 << 21
 
@@ -65,13 +70,20 @@ def initial_weights(
     drawn = {
         EMBEDDING: random.standard_normal((vocab_size, embedding_size)),
         WINDOW: random.standard_normal((hidden_size, window, embedding_size))
-        * (window * embedding_size) ** -0.5,
+        * (WINDOW_GAIN * (window * embedding_size) ** -0.5),
         WINDOW_BIAS: np.zeros(hidden_size),
         HEAD: random.standard_normal((vocab_size, hidden_size))
         * (initial_scale * hidden_size**-0.5),
         HEAD_BIAS: np.zeros(vocab_size),
     }
     return frozen(drawn)
+
+
+def parameter_count(*, vocab_size: int, window: int, embedding_size: int, hidden_size: int) -> int:
+    """How many numbers a model of these sizes has."""
+    embedding = vocab_size * embedding_size
+    layer = hidden_size * (window * embedding_size + 1)
+    return embedding + layer + vocab_size * (hidden_size + 1)
 
 
 def frozen(arrays: Mapping[str, Floats]) -> dict[str, Floats]:
@@ -114,20 +126,22 @@ def prompt_windows(prompts: Ragged, window: int) -> Ids:
     return result
 
 
-def _blocks(array: Floats, matrix: Floats) -> Floats:
-    """array [rows, a] @ matrix [b, a] transposed, in blocks of BLOCK_ROWS rows; a view [rows, b]."""
+def _product(array: Floats, matrix: Floats) -> Floats:
+    """array [rows, a] @ transposed matrix [columns, a], tile by tile; [rows, columns]."""
     (rows, width), columns = array.shape, len(matrix)
-    if columns % COLUMN_MULTIPLE:
-        extra = COLUMN_MULTIPLE - columns % COLUMN_MULTIPLE
-        matrix = np.concatenate([matrix, np.zeros((extra, width))])
-    blocks = -(-rows // BLOCK_ROWS)
-    if rows != blocks * BLOCK_ROWS:
-        padded = np.zeros((blocks * BLOCK_ROWS, width))
-        padded[:rows] = array
-        array = padded
-    product = np.matmul(array.reshape(blocks, BLOCK_ROWS, width), matrix.T)
-    result: Floats = product.reshape(blocks * BLOCK_ROWS, -1)[:rows, :columns]
+    across = TILE_PRODUCTS // (TILE_ROWS * width) // TILE_COLUMNS_MULTIPLE * TILE_COLUMNS_MULTIPLE
+    across = max(across, TILE_COLUMNS_MULTIPLE)
+    left = _padded(array, TILE_ROWS).reshape(-1, 1, TILE_ROWS, width)
+    right = _padded(matrix, across).reshape(1, -1, across, width).transpose(0, 1, 3, 2)
+    tiles = np.matmul(left, right)
+    whole = tiles.transpose(0, 2, 1, 3).reshape(len(left) * TILE_ROWS, -1)
+    result: Floats = whole[:rows, :columns]
     return result
+
+
+def _padded(array: Floats, multiple: int) -> Floats:
+    extra = -len(array) % multiple
+    return array if extra == 0 else np.concatenate([array, np.zeros((extra, array.shape[1]))])
 
 
 def _embed(weights: Weights, windows: Ids) -> Floats:
@@ -139,12 +153,12 @@ def _embed(weights: Weights, windows: Ids) -> Floats:
 
 def _hidden(weights: Weights, embedded: Floats) -> Floats:
     flat = weights[WINDOW].reshape(len(weights[WINDOW_BIAS]), -1)
-    result: Floats = np.tanh(_blocks(embedded, flat) + weights[WINDOW_BIAS])
+    result: Floats = np.tanh(_product(embedded, flat) + weights[WINDOW_BIAS])
     return result
 
 
 def _log_softmax(weights: Weights, hidden: Floats, temperature: Floats) -> Floats:
-    scores = _blocks(hidden, weights[HEAD]) + weights[HEAD_BIAS]
+    scores = _product(hidden, weights[HEAD]) + weights[HEAD_BIAS]
     scores /= temperature[:, None]
     scores -= scores.max(axis=1, keepdims=True)
     scores -= np.log(np.exp(scores).sum(axis=1, keepdims=True))
@@ -158,9 +172,10 @@ def log_probabilities(weights: Weights, windows: Ids, temperature: Floats) -> Fl
     return _log_softmax(weights, _hidden(weights, _embed(weights, windows)), temperature)
 
 
-def _pieces(weights: Weights, rows: int) -> Iterator[slice]:
+def pieces(weights: Weights, rows: int) -> Iterator[slice]:
+    """Consecutive slices of `rows` that keep temporary arrays small."""
     widest = max(len(weights[HEAD_BIAS]), weights[WINDOW].size // len(weights[WINDOW_BIAS]))
-    size = max(PIECE_NUMBERS // widest // BLOCK_ROWS, 1) * BLOCK_ROWS
+    size = max(PIECE_NUMBERS // widest // TILE_ROWS, 1) * TILE_ROWS
     return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
 
@@ -170,7 +185,7 @@ def token_outputs(
     """`logprobs` of tokens [t] and `entropy` of their distributions, [t] each, given windows
     [t, K] and temperature [t] > 0."""
     logprobs, entropy = np.empty(len(tokens)), np.empty(len(tokens))
-    for piece in _pieces(weights, len(tokens)):
+    for piece in pieces(weights, len(tokens)):
         table = log_probabilities(weights, windows[piece], temperature[piece])
         logprobs[piece] = table[np.arange(len(table)), tokens[piece]]
         entropy[piece] = -(np.exp(table) * table).sum(axis=1)
@@ -193,7 +208,7 @@ def gradients(
     by_entropy = cotangents.get("entropy", nothing)
     used = np.flatnonzero((by_logprob != 0) | (by_entropy != 0))
     window_weight = weights[WINDOW].reshape(len(weights[WINDOW_BIAS]), -1)
-    for piece in _pieces(weights, len(used)):
+    for piece in pieces(weights, len(used)):
         chosen = used[piece]
         embedded = _embed(weights, windows[chosen])
         hidden = _hidden(weights, embedded)
@@ -214,9 +229,7 @@ def gradients(
     return totals
 
 
-def _score_gradient(
-    table: Floats, tokens: Ids, by_logprob: Floats, by_entropy: Floats
-) -> Floats:
+def _score_gradient(table: Floats, tokens: Ids, by_logprob: Floats, by_entropy: Floats) -> Floats:
     # d logprob_a / d score_b = [a = b] - p_b;   d entropy / d score_b = -p_b (log p_b + entropy)
     probabilities = np.exp(table)
     entropy = -(probabilities * table).sum(axis=1)

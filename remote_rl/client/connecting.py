@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("remote_rl.client")
 
 _CONNECT_PATIENCE = 5.0
+_STALL_TIMEOUT = 300.0
 #: a run and its only client that live in one process end together, so no lease has to run out
 _FOREVER = 1e9
 
@@ -40,7 +41,7 @@ def connect(
     token: str | None = None,
     ca_file: str | None = None,
     checkpoint_dir: str | Path | None = None,
-    stall_timeout: float = 300.0,
+    stall_timeout: float | None = None,
     **options: Any,
 ) -> Session:
     """Opens a session.
@@ -52,25 +53,26 @@ def connect(
     start: "base", "current" or a checkpoint's name. Must be said where the run isn't pristine.
     takeover: revoke another driver's rights instead of waiting for its lease to run out.
     token, ca_file: for a server; the token defaults to the environment's REMOTE_RL_TOKEN.
-    checkpoint_dir, stall_timeout, options: of a run inside this process; `options`
-    are the backend's own.
+    checkpoint_dir, stall_timeout (300 s), options: of a run inside this process; `options` are the
+    backend's own.
 
     Raises `UnreachableError` where nothing answers for 5 s, `LeaseError` where another driver is
     alive, `InvalidRequestError` and its kin for what can't be.
     """
     where = _place(target)
     if isinstance(where, (Handle, _Address)):
-        if options or checkpoint_dir is not None:
-            name = next(iter(options), "checkpoint_dir")
+        local = {**options, "checkpoint_dir": checkpoint_dir, "stall_timeout": stall_timeout}
+        given = [name for name, value in local.items() if name in options or value is not None]
+        if given:
             raise InvalidRequestError(
-                f"{name}= is an option of a backend that runs in this process; a server has its "
-                "own configuration",
-                field=name,
+                f"{given[0]}= is for a run in this process; a server has its own configuration",
+                field=given[0],
             )
         return _open_remote(where, model, start, takeover, token, ca_file)
     if token is not None or ca_file is not None:
         raise InvalidRequestError("token= and ca_file= are for servers; this run is in-process")
-    return _open_local(where, options, model, start, stall_timeout, checkpoint_dir)
+    patience = _STALL_TIMEOUT if stall_timeout is None else stall_timeout
+    return _open_local(where, options, model, start, patience, checkpoint_dir)
 
 
 class _Address(str):

@@ -36,6 +36,7 @@ from ..messages import (
 from ..ops import OPERATIONS, Stream
 from ..ops import Operation as Row
 from ..requests import Abandon, Request
+from .failures import Failures
 from .link import Link
 from .loop import LoopThread
 from .operation import Call
@@ -61,11 +62,12 @@ class Connection:
         self._lock = threading.RLock()
         self._numbers = dict.fromkeys((stream.value for stream in Stream), 0)
         self._calls: dict[Key, Call] = {}
-        self._failed: list[Call] = []
+        self.failures = Failures()
         self._slots = asyncio.Semaphore(transport.submits)
         self._backlog = 0
         self._poke = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._generates_under_way: set[asyncio.Task[Any]] = set()
         self._waiter: asyncio.Task[None] | None = None
         loop.call(self._keep, self._keep_lease())
 
@@ -114,12 +116,13 @@ class Connection:
 
     def cancel(self, call: Call) -> None:
         """Asks for the call not to start, or a generate to end."""
+        call.cancel_asked = True
         if not call.future.done():
             self._loop.call(self._keep, self._cancel(call))
 
     def stream(self, call: Call) -> None:
         """Brings the samples of a generate as they finish."""
-        if not call.streaming:
+        if not call.streaming and not call.future.done():
             call.streaming = True
             self._loop.call(self._poke.set)
 
@@ -127,36 +130,6 @@ class Connection:
         """Calls without an outcome, oldest first."""
         with self._lock:
             return [call for call in self._calls.values() if not call.future.done()]
-
-    def raise_dropped_failure(self, asking: Call) -> None:
-        """Raises the first failure of a call that nobody holds; the asker's own comes first."""
-        if asking.error is not None:
-            return
-        failure = self.dropped_failure(lambda call: not call.held)
-        if failure is not None:
-            raise failure
-
-    def dropped_failure(self, chosen: Callable[[Call], bool]) -> BaseException | None:
-        """The first unobserved failure that `chosen` accepts, observed from now on."""
-        with self._lock:
-            for call in self._failed:
-                if not call.observed and chosen(call):
-                    call.observed = True
-                    error = call.error
-                    if isinstance(error, RemoteRLError):
-                        error = error.copy()
-                    if error is not None:
-                        error.add_note(f"raised by {call.row.name}, whose result was not awaited")
-                    return error
-            self._failed = [call for call in self._failed if not call.observed]
-        return None
-
-    def observe_failures_before(self, call: Call) -> None:
-        """Failures of earlier training operations are the causes of this call's own."""
-        with self._lock:
-            for earlier in self._failed:
-                if earlier.row.stream is call.row.stream and earlier.number <= call.number:
-                    earlier.observed = True
 
     # -- on the loop ----------------------------------------------------------------------------
 
@@ -185,12 +158,12 @@ class Connection:
         call.finish(response, error)
         with self._lock:
             self._calls.pop(call.key, None)
-            if call.error is not None:
-                self._failed.append(call)
+        self.failures.add(call)
 
     async def _deliver(
         self, call: Call, row: Row, request: Request, digest: str | None, deadline: float | None
     ) -> None:
+        await self._after_generates(row)
         self._backlog += 1
         try:
             async with self._slots:
@@ -221,6 +194,15 @@ class Connection:
             self._take(outcome)
             if not outcome.done:
                 self._start_waiting()
+
+    async def _after_generates(self, row: Row) -> None:
+        """An abort means all generates that were called before it, so it must not overtake one."""
+        task = asyncio.current_task()
+        if row.stream is Stream.SAMPLING and task is not None:
+            self._generates_under_way.add(task)
+            task.add_done_callback(self._generates_under_way.discard)
+        elif row.name == "abort" and self._generates_under_way:
+            await asyncio.wait(set(self._generates_under_way))
 
     def _take(self, outcome: Outcome) -> None:
         if not outcome.done:

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from ..errors import DeadlineExceededError
 from ..losses import Cotangents, Custom, run_custom
 from ..requests import Forward, ForwardBackward
 from ..types.batch import Batch
 from ..types.results import ForwardBackwardResult, Outputs
+from .faces import check_deadline
 from .operation import Call, Operation
 
 if TYPE_CHECKING:
@@ -19,14 +23,20 @@ if TYPE_CHECKING:
 
 
 def submit_custom(
-    face: Training, batch: Batch, loss: Custom, outputs: Outputs | None
+    face: Training,
+    batch: Batch,
+    loss: Custom,
+    outputs: Outputs | None,
+    deadline: float | None,
 ) -> Operation[ForwardBackwardResult]:
     """Reserves the numbers of forward and forward_backward together, so that whatever is called
     next comes after both; the function runs on a thread of its own.
 
     If it raises, the second number becomes a failed forward_backward, and the caller's operation
-    raises the function's own exception.
+    raises the function's own exception. deadline: for both together, from now.
     """
+    check_deadline(deadline)
+    begin = time.monotonic()
     sent = batch.only(())
     forward = Forward(batch=sent, outputs=loss.required_outputs)
     placeholder = Cotangents(
@@ -45,30 +55,43 @@ def submit_custom(
 
     connection = face._connection
     with connection.ordering:
-        first: Operation[Outputs] | None = None
+        first: Call | None = None
         if outputs is None:
-            forward_call = connection.reserve("forward", lambda response: response)
-            connection.send(forward_call, forward)
-            first = Operation(forward_call)
+            first = connection.reserve("forward", lambda response: response)
+            connection.send(first, forward, deadline)
         call = connection.reserve("forward_backward", convert)
 
     def work() -> None:
         try:
-            held = first.result() if first is not None else outputs
+            held = outputs if first is None else _outcome(first)
             assert held is not None
             value, cotangents, metrics = run_custom(loss, batch, held)
             told["value"] = value
             told["metrics"] = {**metrics, "custom/forwards": 0.0 if first is None else 1.0}
             request = ForwardBackward(batch=sent, loss=cotangents)
             face._check("forward_backward", request)
+            left = _left(deadline, begin)
         except BaseException as error:  # noqa: BLE001 - whatever the caller's function raises is the outcome
             connection.abandon(call, error)
         else:
-            connection.send(call, request)
+            connection.send(call, request, left)
 
     threading.Thread(target=work, name="remote_rl custom loss", daemon=True).start()
-    return _operation(call)
-
-
-def _operation(call: Call) -> Operation[ForwardBackwardResult]:
     return Operation(call)
+
+
+def _outcome(call: Call) -> Any:
+    """Of the forward alone: other operations' failures are for the caller to hear."""
+    concurrent.futures.wait([call.future])
+    return call.outcome()
+
+
+def _left(deadline: float | None, begin: float) -> float | None:
+    if deadline is None:
+        return None
+    left = deadline - (time.monotonic() - begin)
+    if left <= 0:
+        raise DeadlineExceededError(
+            f"the deadline of {deadline:g} s passed while the custom loss was computed"
+        )
+    return left

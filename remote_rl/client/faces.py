@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, TypeVar
 
+from ..errors import InvalidRequestError
 from ..requests import Request
 from .connection import Connection
 from .operation import Operation
@@ -15,6 +18,18 @@ T = TypeVar("T")
 
 def _as_it_is(response: Any) -> Any:
     return response
+
+
+def check_deadline(deadline: Any) -> None:
+    """Refuses what is no number of seconds from now."""
+    if deadline is None:
+        return
+    number = isinstance(deadline, Real) and not isinstance(deadline, bool)
+    if not number or not math.isfinite(deadline) or deadline <= 0:
+        raise InvalidRequestError(
+            f"deadline must be a finite number > 0 (seconds from now) or None, not {deadline!r}",
+            field="deadline",
+        )
 
 
 class Face:
@@ -37,6 +52,7 @@ class Face:
         deadline: float | None = None,
         kind: type[Operation[Any]] = Operation,
     ) -> Any:
+        check_deadline(deadline)
         self._check(name, request)
         connection = self._connection
         with connection.ordering:

@@ -27,6 +27,8 @@ class Call:
 
     convert: from the dispatcher's response to the caller's result.
     observed: somebody was given the outcome. held: the caller still has the Operation.
+    cancel_asked: the caller wanted it not to run.
+    listeners: called, on the session's loop, when samples or the outcome have come.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class Call:
         self.samples: list[Sample] = []
         self.streaming = False
         self.changed = threading.Condition()
+        self.listeners: list[Callable[[], None]] = []
         self.observed = False
         self.held = True
+        self.cancel_asked = False
 
     @property
     def key(self) -> tuple[str, int]:
@@ -78,13 +82,18 @@ class Call:
                 self.future.set_exception(error)
             else:
                 self.future.set_result(result)
-            self.changed.notify_all()
+            self._tell()
 
     def add_samples(self, start: int, samples: list[Sample]) -> None:
         """Samples that have finished; those already held are passed over."""
         with self.changed:
             self.samples += samples[max(0, len(self.samples) - start) :]
-            self.changed.notify_all()
+            self._tell()
+
+    def _tell(self) -> None:
+        self.changed.notify_all()
+        for listener in list(self.listeners):
+            listener()
 
     def outcome(self) -> Any:
         """The result of an ended call, or its error raised; either is now observed."""
@@ -93,7 +102,7 @@ class Call:
         if error is None:
             return self.future.result()
         if isinstance(error, DirtyGradientsError):
-            self.connection.observe_failures_before(self)
+            self.connection.failures.observe_before(self)
         raise error.copy() if isinstance(error, RemoteRLError) else error
 
 
@@ -116,7 +125,7 @@ class Operation(Generic[T]):
         """
         self._call.connection.check_process()
         watched_result(self._call, timeout)
-        self._call.connection.raise_dropped_failure(self._call)
+        self._call.connection.failures.raise_dropped(self._call)
         outcome: T = self._call.outcome()
         return outcome
 
@@ -126,9 +135,10 @@ class Operation(Generic[T]):
 
     async def _wait_for_it(self) -> T:
         ended = asyncio.wrap_future(self._call.future)
+        ended.add_done_callback(_look_at)
         # a cancelled awaiter must not cancel the operation, nor take its outcome
         await asyncio.wait([ended])
-        self._call.connection.raise_dropped_failure(self._call)
+        self._call.connection.failures.raise_dropped(self._call)
         outcome: T = self._call.outcome()
         return outcome
 
@@ -165,6 +175,12 @@ def _let_go(call: Call) -> None:
     call.held = False
 
 
+def _look_at(future: asyncio.Future[Any]) -> None:
+    """Takes note of the failure, so that asyncio doesn't log it beside raising it."""
+    if not future.cancelled():
+        future.exception()
+
+
 class GenerateOperation(Operation[tuple[Group, ...]]):
     """A generate: besides the groups as its result, its samples in the order they finish.
 
@@ -188,12 +204,33 @@ class GenerateOperation(Operation[tuple[Group, ...]]):
             yield from fresh
 
     async def __aiter__(self) -> AsyncIterator[Sample]:
-        iterator = iter(self)
-        while True:
-            sample = await asyncio.to_thread(next, iterator, None)
-            if sample is None:
-                return
-            yield sample
+        call = self._call
+        call.connection.check_process()
+        call.connection.stream(call)
+        loop = asyncio.get_running_loop()
+        news = asyncio.Event()
+
+        def tell() -> None:
+            try:
+                loop.call_soon_threadsafe(news.set)
+            except RuntimeError:
+                pass  # that loop has been closed, and the iteration with it
+
+        given: set[tuple[int, int]] = set()
+        call.listeners.append(tell)
+        try:
+            while True:
+                news.clear()
+                ended = call.future.done()
+                fresh = _fresh(call, given)
+                for sample in fresh:
+                    yield sample
+                if ended:
+                    return
+                if not fresh:
+                    await news.wait()
+        finally:
+            call.listeners.remove(tell)
 
 
 def _fresh(call: Call, given: set[tuple[int, int]]) -> list[Sample]:
@@ -201,7 +238,7 @@ def _fresh(call: Call, given: set[tuple[int, int]]) -> list[Sample]:
         groups = call.outcome()
         samples = [sample for group in groups for sample in group]
     else:
-        samples = list(call.samples)
+        samples = call.samples[len(given) :]
     fresh = [sample for sample in samples if (sample.prompt_index, sample.index) not in given]
     given.update((sample.prompt_index, sample.index) for sample in fresh)
     return fresh

@@ -53,13 +53,16 @@ class Sampling(Face):
         return operation
 
     def abort(
-        self, request_ids: Iterable[str | Operation[Any]] | str | None = None
+        self, request_ids: Iterable[str | Operation[Any]] | Operation[Any] | str | None = None
     ) -> Operation[Done]:
         """Ends generates early, their unfinished samples with finish_reason "abort".
 
-        request_ids: `Operation.request_id`s (or the operations); None means all that the run has
-        accepted so far. The result comes when they have ended.
+        request_ids: `Operation.request_id`s or the operations, one or several; None means all that
+        were called before it, and all that the run has accepted from others. The result comes when
+        they have ended.
         """
+        if isinstance(request_ids, Operation):
+            request_ids = request_ids.request_id
         if request_ids is not None and not isinstance(request_ids, str):
             request_ids = [
                 each.request_id if isinstance(each, Operation) else each for each in request_ids

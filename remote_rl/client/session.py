@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ..errors import InvalidRequestError, RemoteRLError
+from ..errors import InvalidRequestError
 from ..requests import Half, Info, Reset, Sleep, Tokenizer, Wake
 from ..run_info import RunInfo
 from ..types.results import Done
@@ -111,7 +111,7 @@ class Session(Face):
         try:
             for call in self._connection.pending():
                 concurrent.futures.wait([call.future])
-            failure = self._connection.dropped_failure(lambda call: True)
+            failure = self._connection.failures.first(lambda call: True)
         finally:
             self.detach()
         if failure is not None:
@@ -135,14 +135,14 @@ class Session(Face):
             return
         if self._closed:
             return
+        failure = self._connection.failures.first(lambda call: True)
+        if failure is not None:
+            error.add_note(f"an operation that was not awaited failed earlier: {failure}")
         try:
             self._cancel_everything()
             self.detach()
-        except RemoteRLError as closing:
-            error.add_note(f"closing the session failed too: {closing}")
-        failure = self._connection.dropped_failure(lambda call: True)
-        if failure is not None and failure is not error:
-            error.add_note(f"an operation that was not awaited failed earlier: {failure}")
+        except Exception as closing:  # noqa: BLE001 - the caller's own exception is the one to see
+            error.add_note(f"closing the session failed too: {closing!r}")
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else self.role

@@ -77,7 +77,7 @@ class Training(Face):
         Raises `InvalidRequestError` where the batch lacks a field that the loss needs.
         """
         if isinstance(loss, Custom):
-            return submit_custom(self, batch, loss, outputs)
+            return submit_custom(self, batch, loss, outputs, deadline)
         if outputs is not None:
             raise_only_custom()
         loss.check(batch)

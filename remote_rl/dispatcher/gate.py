@@ -73,7 +73,11 @@ class Gate:
         if self.lost is None:
             self.lost = error
         for client in self.clients.values():
-            self._drop(client, self.lost)
+            for record in client.records():
+                if not record.done:  # one that runs is cancelled elsewhere, and not waited for
+                    record.end_early(self.lost.copy())
+                    record.settle(error=self.lost.copy())
+            client.wake()
 
     def attach(self, message: Attach) -> Grant | Occupied:
         """A lease as driver or member, or how long another driver's may last."""
@@ -102,8 +106,8 @@ class Gate:
         answer = self.leases.attach_driver(message.client_id, now, message.takeover)
         if isinstance(answer, Occupied):
             return answer
-        if message.takeover:
-            self._ended(lease for lease in before if lease.client_id != message.client_id)
+        held = {lease.client_id for lease in self.leases.held()}
+        self._ended(lease for lease in before if lease.client_id not in held)
         return self._grant(answer, needs_start)
 
     def _needs_start(self, message: Attach) -> str | None:
@@ -119,9 +123,11 @@ class Gate:
             return start
         if start == "reference":
             raise InvalidRequestError("start must be 'base', 'current' or a checkpoint's name")
-        if self._rules.pristine or message.client_id in self.clients:
+        if self._rules.pristine:
             return None
         if start is None:
+            if message.client_id in self.clients:  # asked again: it was let in before
+                return None
             raise InvalidRequestError(
                 "the run has been trained or loaded before, so say where to begin: start='base', "
                 "start='current' or the name of a checkpoint"

@@ -82,7 +82,7 @@ class Record:
     def settle(self, result: Any = None, error: RemoteRLError | None = None) -> None:
         """The final outcome; the request and the samples are let go."""
         self.result, self.error, self.state = result, error, State.DONE
-        self.request = Request()
+        self.request, self.samples = Request(), []
         self.settled.set()
 
     def end_early(self, reason: RemoteRLError | None) -> None:

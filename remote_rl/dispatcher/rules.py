@@ -56,6 +56,7 @@ class Rules:
             )
         if isinstance(request, ForwardBackward) and isinstance(request.loss, Cotangents):
             self._check_cotangents(request.loss)
+        self._touch(row)  # from here on the backend may have changed something, whatever comes
 
     def _check_cotangents(self, loss: Cotangents) -> None:
         if loss.version != self.version:
@@ -84,14 +85,19 @@ class Rules:
             self.accumulated += 1
         if row.clears:
             self.accumulated, self.dirty, self.dirty_operation = 0, None, ""
+        if row.name == "reset":
+            self.pristine = True
+
+    def _touch(self, row: Operation) -> None:
         if row.accumulates or row.changes_weights != "never" or row.name in _LEAVES_A_TRACE:
-            self.pristine = row.name == "reset"
+            self.pristine = False
 
     def failed(self, row: Operation, error: RemoteRLError, began: bool) -> None:
         """Takes in a failure of an operation that had been accepted; `began`: the backend had
         been called. What was to accumulate and didn't spoils the gradient either way."""
         if (row.accumulates or (row.dirties and began)) and self.dirty is None:
             self.dirty, self.dirty_operation = error, row.name
+            self._touch(row)
 
     def loading(self, saved_version: int) -> None:
         """Before a load: its version becomes max(current, saved) + 1."""

@@ -75,8 +75,6 @@ class Runner:
 
     def begin(self, record: Record) -> None:
         """Any other record: runs beside the others."""
-        if record.operation.name in ("pause", "resume"):
-            self.paused = record.operation.name == "pause"
         record.task = asyncio.create_task(self._execute(record))
 
     def ignore_late(self, record: Record) -> None:
@@ -87,6 +85,7 @@ class Runner:
     async def _serve_lane(self) -> None:
         while True:
             record = await self._lane.get()
+            self._check(record, self.dispatcher.clock.now())  # its deadline may just have passed
             if record.done:  # cancelled while it waited: its failure counts where it stood
                 if record.error is not None:
                     self.dispatcher.rules.failed(record.operation, record.error, began=False)
@@ -119,6 +118,8 @@ class Runner:
             if record.ending is not None:
                 self._fail(record, record.ending)
             elif not record.done:
+                if record.operation.name in ("pause", "resume"):
+                    self.paused = record.operation.name == "pause"
                 record.settle(result=result)
         finally:
             self._running.discard(record)
@@ -153,9 +154,11 @@ class Runner:
             await clock.sleep(_WATCH_INTERVAL)
             now = clock.now()
             self.dispatcher.gate.expire(now)
-            for client in list(self.dispatcher.gate.clients.values()):
-                for record in client.records():
-                    self._check(record, now)
+            watched = set(self._running)  # also those whose client's lease has ended
+            for client in self.dispatcher.gate.clients.values():
+                watched.update(client.records())
+            for record in watched:
+                self._check(record, now)
 
     def _check(self, record: Record, now: float) -> None:
         if record.done:
@@ -176,7 +179,8 @@ class Runner:
             self._stalled(record, sequenced)
 
     def _stalled(self, record: Record, sequenced: bool) -> None:
-        if not sequenced and self.paused:
+        held = self.paused and record.operation.name == "generate"
+        if held and not record.abort_signal.is_set():
             record.last_sign = self.dispatcher.clock.now()
             return
         error = StalledError(
@@ -195,7 +199,8 @@ class Runner:
             f"the run ended because {error}", last_checkpoint=self.dispatcher.store.latest()
         )
         lost.__cause__ = error
-        record.ending = lost
+        record.end_early(lost)
+        record.settle(error=lost)
         if record.task is not None:
             record.task.cancel()
         self.dispatcher.gate.lose(lost)

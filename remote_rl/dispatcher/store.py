@@ -61,6 +61,11 @@ class Store:
             )
         return self._root
 
+    def _folder(self, kind: str, name: str) -> Path:
+        if name in ("", "..") or Path(name).name != name:  # it would lead elsewhere
+            raise InvalidRequestError(f"{name!r} can't be the name of a file of this run")
+        return self.root() / f"{kind}s" / name
+
     # -- checkpoints ------------------------------------------------------------------------
 
     def checkpoints(self) -> tuple[CheckpointInfo, ...]:
@@ -78,7 +83,7 @@ class Store:
 
     def checkpoint(self, name: str) -> StoredCheckpoint:
         """One by name."""
-        path = self.root() / "checkpoints" / name / "manifest.json"
+        path = self._folder("checkpoint", name) / "manifest.json"
         if not path.is_file():
             known = [info.name for info in self.checkpoints()]
             raise InvalidRequestError(f"there is no checkpoint {name!r}; {nearest(name, known)}")
@@ -86,7 +91,7 @@ class Store:
 
     def refuse_existing(self, kind: str, name: str) -> None:
         """`ConflictError` where the name is taken."""
-        if (self.root() / f"{kind}s" / name).exists():
+        if self._folder(kind, name).exists():
             raise ConflictError(
                 f"{kind} {name!r} exists; choose another name or delete it first", name=name
             )
@@ -124,7 +129,7 @@ class Store:
         shutil.rmtree(aside)
 
     def _place(self, partial: Path, kind: str, name: str, leftover: Path | None = None) -> Path:
-        target = self.root() / f"{kind}s" / name
+        target = self._folder(kind, name)
         target.parent.mkdir(exist_ok=True)
         self.refuse_existing(kind, name)
         partial.rename(target)
@@ -143,7 +148,7 @@ class Store:
 
     def files(self, kind: str, name: str) -> dict[str, int]:
         """Relative path to size, of a checkpoint or export."""
-        folder = self.root() / f"{kind}s" / name
+        folder = self._folder(kind, name)
         if not folder.is_dir():
             known = [path.name for path in folder.parent.glob("*")]
             raise InvalidRequestError(f"there is no {kind} {name!r}; {nearest(name, known)}")
@@ -155,7 +160,7 @@ class Store:
         listed = self.files(kind, name)
         if path not in listed:
             raise InvalidRequestError(f"{kind} {name!r} has no file {path!r}")
-        with (self.root() / f"{kind}s" / name / path).open("rb") as file:
+        with (self._folder(kind, name) / path).open("rb") as file:
             file.seek(offset)
             return file.read(length), listed[path]
 

@@ -7,7 +7,9 @@ import attrs
 from ..types.fields import (
     SCHEDULING,
     SEMANTIC,
+    integer,
     one_of,
+    plain,
     strict,
     text,
 )
@@ -65,5 +67,5 @@ class ReadFile(Request):
     kind: FileKind = attrs.field(metadata=SEMANTIC, validator=one_of(("checkpoint", "export")))
     name: str = attrs.field(metadata=SEMANTIC, validator=check_name)
     path: str = attrs.field(metadata=SEMANTIC, validator=text())
-    offset: int = attrs.field(metadata=SEMANTIC)
-    length: int = attrs.field(metadata=SEMANTIC)
+    offset: int = attrs.field(metadata=SEMANTIC, converter=plain, validator=integer(minimum=0))
+    length: int = attrs.field(metadata=SEMANTIC, converter=plain, validator=integer(minimum=0))

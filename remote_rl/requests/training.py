@@ -16,6 +16,7 @@ from ..types.fields import (
     flag,
     instance_of,
     json_mapping,
+    json_values,
     strict,
     text,
 )
@@ -131,7 +132,7 @@ class Save(Request):
 
     name: str = attrs.field(metadata=SEMANTIC, validator=check_name)
     metadata: Mapping[str, Any] = attrs.field(
-        factory=dict, metadata=SEMANTIC, converter=json_mapping, validator=instance_of(dict)
+        factory=dict, metadata=SEMANTIC, converter=json_mapping, validator=json_values()
     )
     optimizer: bool = attrs.field(default=True, metadata=SEMANTIC, validator=flag())
     model: str = model_field()

@@ -11,6 +11,7 @@ from ..errors import InvalidRequestError
 from ..types.fields import (
     SEMANTIC,
     one_of,
+    plain,
     strict,
 )
 from ..types.generation import Label
@@ -30,7 +31,9 @@ class Sync(Request):
     in_flight: InFlight = attrs.field(
         default="keep", metadata=SEMANTIC, validator=one_of(("keep", "wait", "abort"))
     )
-    label: Label = attrs.field(default=None, metadata=SEMANTIC, validator=check_label)
+    label: Label = attrs.field(
+        default=None, metadata=SEMANTIC, converter=plain, validator=check_label
+    )
     model: str = model_field()
 
     def requirements(self) -> Iterator[Requirement]:
@@ -52,7 +55,9 @@ class Push(Request):
     in_flight: InFlight = attrs.field(
         default="keep", metadata=SEMANTIC, validator=one_of(("keep", "wait", "abort"))
     )
-    label: Label = attrs.field(default=None, metadata=SEMANTIC, validator=check_label)
+    label: Label = attrs.field(
+        default=None, metadata=SEMANTIC, converter=plain, validator=check_label
+    )
     model: str = model_field()
 
     def requirements(self) -> Iterator[Requirement]:

@@ -19,8 +19,9 @@ class TensorLike(Protocol):
 Array: TypeAlias = "npt.NDArray[Any]"
 
 
-def to_numpy(data: Any) -> Array:
-    """`data` as a numpy array; a torch tensor is shared where it lies in host memory."""
+def to_numpy(data: Any, what: str = "the array") -> Array:
+    """`data` as a numpy array; a torch tensor is shared where it lies in host memory. `what`: the
+    name that errors use."""
     if isinstance(data, np.ndarray):
         return data
     if hasattr(data, "detach"):
@@ -31,27 +32,73 @@ def to_numpy(data: Any) -> Array:
             data = data.float()
         result: Array = data.numpy()
         return result
-    return np.asarray(data)
+    try:
+        return np.asarray(data)
+    except ValueError as error:  # rows of different lengths
+        raise InvalidRequestError(
+            f"{what} must be an array, but the rows of what was given differ in length",
+            field=what.rpartition(".")[2],
+        ) from error
 
 
-def cast_array(array: Array, dtype: npt.DTypeLike, what: str) -> Array:
-    """`array` in `dtype` without a copy where it already is; refuses what would lose a value."""
+def cast_array(
+    array: Array, dtype: npt.DTypeLike, what: str, offsets: Array | None = None
+) -> Array:
+    """`array` in `dtype`, without a copy where it already is. A value that `dtype` can't hold is
+    refused, with its place; rounding to a shorter float is not. `offsets`: of the rows, if any."""
     target = np.dtype(dtype)
     if array.dtype == target:
         return array
     if array.size == 0:
         return array.astype(target)
+    field = what.rpartition(".")[2]
     if array.dtype.kind not in "biuf":
-        raise InvalidRequestError(f"{what} must hold numbers, not {array.dtype}", field=what)
-    if target.kind in "iu":
-        if array.dtype.kind == "f" and not np.array_equal(array, np.trunc(array)):
-            raise InvalidRequestError(f"{what} must hold whole numbers, not {array.dtype}")
-        limits = np.iinfo(target)
-        if array.dtype.kind != "b" and (array.min() < limits.min or array.max() > limits.max):
-            raise InvalidRequestError(
-                f"{what} holds {array.min()}..{array.max()}, outside {target}", field=what
-            )
-    return array.astype(target)
+        raise InvalidRequestError(f"{what} must hold numbers, not {array.dtype}", field=field)
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = array.astype(target)
+    lost = _lost(array, result)
+    if lost is not None and lost.any():
+        position = int(np.argmax(lost))
+        place, details = _place(position, offsets)
+        value = array.reshape(-1)[position]
+        whole = target.kind == "f" or (np.isfinite(value) and value == np.trunc(value))
+        problem = f"outside {target}" if whole else "not a whole number"
+        raise InvalidRequestError(
+            f"{place} of {what} is {value}, {problem}", field=field, **details
+        )
+    return result
+
+
+def _lost(array: Array, result: Array) -> Array | None:
+    """Which entries the cast from `array` to `result` spoilt; None where none can be."""
+    source, target = array.dtype, result.dtype
+    if target.kind == "f":
+        if source.kind != "f" or source.itemsize <= target.itemsize:
+            return None
+        infinite: Array = np.isinf(result)
+        overflown: Array = infinite & np.isfinite(array)
+        return overflown
+    if target.kind not in "iu" or np.can_cast(source, target):
+        return None
+    limits = np.iinfo(target)
+    if source.kind == "f":
+        # the bound one above the greatest integer is exact in float64, the greatest may not be
+        above = np.float64(limits.max) + (1 if target.itemsize < 8 else 0)
+        inside = (array >= np.float64(limits.min)) & (array < above)
+        spoilt: Array = ~(inside & (array == np.trunc(array)))
+        return spoilt
+    if int(array.min()) >= limits.min and int(array.max()) <= limits.max:
+        return None
+    outside: Array = ~((array >= limits.min) & (array <= limits.max))
+    return outside
+
+
+def _place(position: int, offsets: Array | None) -> tuple[str, dict[str, int]]:
+    if offsets is None:
+        return f"entry {position}", {"row": position}
+    row = int(np.searchsorted(offsets, position, side="right") - 1)
+    token = position - int(offsets[row])
+    return f"token {token} of row {row}", {"row": row, "token": token}
 
 
 def offsets_of(lengths: Any) -> Array:

@@ -122,7 +122,7 @@ class Batch:
             prompt_index=np.repeat(np.arange(len(several), dtype=np.int32), sizes),
             responses=responses,
             temperature=np.repeat([np.float32(group.temperature) for group in several], sizes),
-            advantages=spread(advantages, responses),
+            advantages=spread(advantages, responses, "advantages"),
             old_logprobs=logprobs,
             sampling_logprobs=logprobs,
             policy_version=np.array([sample.first_version for sample in samples], np.int64),
@@ -150,7 +150,7 @@ class Batch:
     def split(self, sizes: int | Sequence[int]) -> tuple[Batch, ...]:
         """Consecutive pieces of `sizes` rows each; one number gives pieces of that many rows,
         the last one perhaps shorter."""
-        if isinstance(sizes, int):
+        if isinstance(sizes, (int, np.integer)):
             if sizes < 1:
                 raise InvalidRequestError(f"a piece needs at least 1 row, not {sizes}")
             starts = range(0, len(self), sizes)
@@ -181,13 +181,7 @@ class Batch:
         for name in ("temperature", "policy_version"):
             columns = _all_or_none(name, [getattr(part, name) for part in several])
             joined[name] = None if columns is None else np.concatenate(columns)
-        names = set(several[0].extras)
-        if any(set(part.extras) != names for part in several):
-            raise InvalidRequestError("Batch.concat needs the same extras in every batch")
-        joined["extras"] = {
-            name: np.concatenate([part.extras[name] for part in several])
-            for name in several[0].extras
-        }
+        joined["extras"] = _joined_extras([part.extras for part in several])
         return cls(**joined)
 
     def share_prompts(self) -> Batch:
@@ -207,9 +201,11 @@ class Batch:
 
     def replace(self, **fields: Any) -> Batch:
         """A copy with other values for some fields; per-token fields may be given as [n]."""
+        if "responses" in fields:
+            fields["responses"] = batch_fields.responses(fields["responses"])
         for name in PER_TOKEN_FLOATS:
             if fields.get(name) is not None:
-                fields[name] = spread(fields[name], fields.get("responses", self.responses))
+                fields[name] = spread(fields[name], fields.get("responses", self.responses), name)
         return attrs.evolve(self, **fields)
 
     def only(self, fields: Iterable[str]) -> Batch:
@@ -266,6 +262,26 @@ def _all_or_none(name: str, fields: list[Any]) -> list[Any] | None:
             field=name,
         )
     return fields
+
+
+def _joined_extras(several: list[Mapping[str, Array]]) -> dict[str, Array]:
+    joined = {}
+    for name in several[0]:
+        columns = [extras[name] for extras in several if name in extras]
+        if len(columns) < len(several) or len({column.shape[1:] for column in columns}) > 1:
+            raise InvalidRequestError(
+                f"Batch.concat needs extras[{name!r}] in every batch, with entries of one shape",
+                field="extras",
+            )
+        joined[name] = np.concatenate(columns)
+    for index, extras in enumerate(several):
+        for name in extras.keys() - joined.keys():
+            raise InvalidRequestError(
+                f"Batch.concat needs extras[{name!r}] in every batch; batch {index} has it and "
+                "batch 0 has not",
+                field="extras",
+            )
+    return joined
 
 
 def _same(left: Any, right: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -40,21 +40,24 @@ def responses(data: RaggedLike) -> Ragged:
     return Ragged.of(data, np.int32, "Batch.responses")
 
 
+def _column(data: ColumnLike, dtype: npt.DTypeLike, name: str) -> Array:
+    what = f"Batch.{name}"
+    return cast_array(to_numpy(data, what).reshape(-1), dtype, what)
+
+
 def prompt_index(data: ColumnLike) -> Array:
     """[n] int32."""
-    return cast_array(to_numpy(data).reshape(-1), np.int32, "Batch.prompt_index")
+    return _column(data, np.int32, "prompt_index")
 
 
 def policy_version(data: ColumnLike | None) -> Array | None:
     """[n] int64 or None."""
-    if data is None:
-        return None
-    return cast_array(to_numpy(data).reshape(-1), np.int64, "Batch.policy_version")
+    return None if data is None else _column(data, np.int64, "policy_version")
 
 
 def temperature(data: ColumnLike) -> Array:
     """[n] or [1] float32."""
-    return cast_array(to_numpy(data).reshape(-1), np.float32, "Batch.temperature")
+    return _column(data, np.float32, "temperature")
 
 
 def mask(data: RaggedLike | None) -> Ragged:
@@ -142,7 +145,11 @@ def check_values(batch: Batch) -> None:
         _refuse_token("mask", batch.mask, batch.mask.values > 1, "is neither 0 nor 1")
     for name in PER_TOKEN_FLOATS:
         field: Ragged | None = getattr(batch, name)
-        if field is None or np.isfinite(np.sum(field.values, dtype=np.float64)):
+        if field is None:
+            continue
+        with np.errstate(invalid="ignore"):  # inf - inf
+            total = np.sum(field.values, dtype=np.float64)
+        if np.isfinite(total):
             continue  # a sum is one pass without a temporary; NaN and inf survive it
         bad = ~np.isfinite(field.values)
         if bad.any():
@@ -180,10 +187,19 @@ def _refuse_token(name: str, field: Ragged, bad: Array, problem: str) -> None:
 def checked_extras(extras: Mapping[str, Any], rows: int) -> dict[str, Array]:
     """The loop's own columns as arrays of one entry a response."""
     if not isinstance(extras, Mapping):
-        raise InvalidRequestError("Batch.extras must map names to arrays of one entry a row")
+        raise InvalidRequestError(
+            "Batch.extras must map names to arrays of one entry a row", field="extras"
+        )
     columns = {}
     for name, column in extras.items():
-        columns[name] = np.asarray(column) if not hasattr(column, "detach") else to_numpy(column)
+        try:
+            columns[name] = to_numpy(column)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(
+                f"Batch.extras[{name!r}] has entries of different lengths; give an array of "
+                "dtype object",
+                field="extras",
+            ) from error
         if columns[name].ndim == 0 or len(columns[name]) != rows:
             raise InvalidRequestError(
                 f"Batch.extras[{name!r}] must have one entry for each of {rows} responses, "
@@ -193,22 +209,34 @@ def checked_extras(extras: Mapping[str, Any], rows: int) -> dict[str, Array]:
     return columns
 
 
-def spread(values: Any, responses: Ragged) -> Ragged | None:
-    """Per-token float32 values: [n] is repeated over each response, rows are taken as they are."""
+def spread(values: Any, responses: Ragged, name: str) -> Ragged | None:
+    """Per-token float32 values of field `name`: [n] is repeated over each response, rows are taken
+    as they are."""
+    what = f"Batch.{name}"
     if values is None:
         return None
     if not isinstance(values, Ragged) and not getattr(values, "is_nested", False):
-        rows = list(values) if not hasattr(values, "ndim") else values
-        per_row = (
-            rows.ndim == 1 if hasattr(rows, "ndim") else all(np.ndim(row) == 0 for row in rows)
-        )
-        if per_row:
-            column = cast_array(to_numpy(rows).reshape(-1), np.float32, "per-response values")
+        values = values if hasattr(values, "ndim") or not _iterable(values) else list(values)
+        if _one_a_row(values):
+            column = cast_array(to_numpy(values).reshape(-1), np.float32, what)
             if len(column) != len(responses):
                 raise InvalidRequestError(
-                    f"{len(column)} values for {len(responses)} responses; give one a response "
-                    "or one a token"
+                    f"{what} has {len(column)} values for {len(responses)} responses; give one a "
+                    "response or one a token",
+                    field=name,
                 )
             return responses.with_values(np.repeat(column, responses.lengths))
-        values = rows
-    return Ragged.of(values, np.float32, "per-token values")
+    return Ragged.of(values, np.float32, what)
+
+
+def _iterable(values: Any) -> bool:
+    return isinstance(values, Iterable) and not isinstance(values, (str, bytes))
+
+
+def _one_a_row(values: Any) -> bool:
+    if hasattr(values, "ndim"):
+        return bool(values.ndim == 1) and getattr(values.dtype, "kind", "f") != "O"
+    # a tensor of no dimension has a length that it refuses to tell
+    return isinstance(values, list) and all(
+        row.ndim == 0 if hasattr(row, "ndim") else not hasattr(row, "__len__") for row in values
+    )

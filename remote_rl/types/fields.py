@@ -189,6 +189,8 @@ def each(validator: Validator) -> Validator:
     """Every item of a tuple passes `validator`."""
 
     def check(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if isinstance(value, str) or not isinstance(value, Collection):
+            _refuse(instance, attribute, value, "a sequence of values")
         for item in value:
             validator(instance, attribute, item)
 
@@ -199,7 +201,7 @@ def only_default(default: Any, hint: str) -> Validator:
     """A reserved field: any other value is refused, with `hint` as the reason."""
 
     def check(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if value != default:
+        if value is not default and (type(value) is not type(default) or value != default):
             raise InvalidRequestError(
                 f"{type(instance).__name__}.{attribute.name}={value!r} is reserved: {hint}; "
                 f"leave it at {default!r}",
@@ -210,12 +212,13 @@ def only_default(default: Any, hint: str) -> Validator:
 
 
 def as_tuple(value: Any) -> Any:
-    """Converter: a list, tuple, set or array to a tuple; a bare string is one item."""
+    """Converter: a list, tuple, set or array to a tuple of Python values; a bare string is one
+    item."""
     if isinstance(value, (str, bytes)):
         return (value,)
     if isinstance(value, np.ndarray):
-        return tuple(value.tolist())
-    return tuple(value) if isinstance(value, Iterable) else value
+        return tuple(value.reshape(-1).tolist())
+    return tuple(map(plain, value)) if isinstance(value, Iterable) else value
 
 
 def as_names(value: Any) -> Any:
@@ -231,7 +234,45 @@ def plain(value: Any) -> Any:
 
 
 def json_mapping(value: Any) -> Any:
-    """Converter: a mapping of strings to JSON values, as a plain dict; None is empty."""
-    if value is None:
-        return {}
-    return dict(value) if isinstance(value, Mapping) else value
+    """Converter: a mapping of names to JSON values, as a plain dict; None is empty. Tuples become
+    lists and numpy scalars Python numbers, as they would be after a round trip."""
+    return {} if value is None else _json(value)
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _json(item) for name, item in value.items()}
+    return [_json(item) for item in value] if isinstance(value, (list, tuple)) else plain(value)
+
+
+def json_values() -> Validator:
+    """A dict of strings to what JSON can hold."""
+
+    def problem(value: Any, place: str) -> str | None:
+        if isinstance(value, dict):
+            for name, item in value.items():
+                if not isinstance(name, str):
+                    return f"{place} has the key {name!r}, which is not a string"
+                found = problem(item, f"{place}[{name!r}]")
+                if found:
+                    return found
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                found = problem(item, f"{place}[{index}]")
+                if found:
+                    return found
+        elif not (value is None or isinstance(value, (str, int, float))):
+            return f"{place} is a {type(value).__name__}"
+        return None
+
+    def check(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not isinstance(value, dict):
+            _refuse(instance, attribute, value, "a mapping of names to JSON values")
+        found = problem(value, f"{type(instance).__name__}.{attribute.name}")
+        if found:
+            raise InvalidRequestError(
+                f"{found}; it must hold JSON values (text, numbers, lists, mappings of names)",
+                field=attribute.name,
+            )
+
+    return check

@@ -16,6 +16,7 @@ from .fields import (
     as_names,
     as_tuple,
     each,
+    instance_of,
     integer,
     number,
     one_of,
@@ -175,10 +176,13 @@ class Group:
     """The samples of one prompt.
 
     prompt: [p], int32. samples: n of them, in order. temperature: the one they were drawn at.
+    prompt_index: the prompt's place in the request.
     """
 
     prompt: Array = attrs.field(converter=_tokens)
-    samples: tuple[Sample, ...] = attrs.field(converter=as_tuple)
+    samples: tuple[Sample, ...] = attrs.field(
+        converter=as_tuple, validator=each(instance_of(Sample))
+    )
     temperature: float = attrs.field(converter=plain, validator=number(minimum=0))
     prompt_index: int = attrs.field(converter=plain, validator=integer(minimum=0))
 
@@ -210,6 +214,29 @@ class Group:
         )
 
 
+def _reasons(data: Any) -> Array:
+    return cast_array(to_numpy(data).reshape(-1), np.uint8, "Generation.finish_reason")
+
+
+def _versions(data: Any) -> Array:
+    return cast_array(to_numpy(data).reshape(-1), np.int64, "Generation's versions")
+
+
+def _indices(data: Any) -> Array:
+    return cast_array(to_numpy(data).reshape(-1), np.int32, "Generation's indices")
+
+
+_COLUMNS = (
+    "finish_reason",
+    "first_version",
+    "last_version",
+    "first_labels",
+    "labels",
+    "prompt_index",
+    "index",
+)
+
+
 @strict
 @attrs.frozen(kw_only=True, eq=False)
 class Generation:
@@ -221,16 +248,40 @@ class Generation:
     first_labels, labels: [s]; prompt_index, index: [s] int32.
     """
 
-    tokens: Ragged
-    logprobs: Ragged | None = None
-    drawn_logprobs: Ragged | None = None
-    finish_reason: Array
-    first_version: Array
-    last_version: Array
+    tokens: Ragged = attrs.field(validator=instance_of(Ragged))
+    logprobs: Ragged | None = attrs.field(default=None, validator=optional(instance_of(Ragged)))
+    drawn_logprobs: Ragged | None = attrs.field(
+        default=None, validator=optional(instance_of(Ragged))
+    )
+    finish_reason: Array = attrs.field(converter=_reasons)
+    first_version: Array = attrs.field(converter=_versions)
+    last_version: Array = attrs.field(converter=_versions)
     first_labels: tuple[Label, ...] = attrs.field(converter=as_tuple)
     labels: tuple[Label, ...] = attrs.field(converter=as_tuple)
-    prompt_index: Array
-    index: Array
+    prompt_index: Array = attrs.field(converter=_indices)
+    index: Array = attrs.field(converter=_indices)
+
+    def __attrs_post_init__(self) -> None:
+        for name in _COLUMNS:
+            column = getattr(self, name)
+            if len(column) != len(self.tokens):
+                raise InvalidRequestError(
+                    f"Generation.{name} has {len(column)} entries for {len(self.tokens)} samples",
+                    field=name,
+                )
+        for name in ("logprobs", "drawn_logprobs"):
+            field: Ragged | None = getattr(self, name)
+            if field is not None and not np.array_equal(field.offsets, self.tokens.offsets):
+                raise InvalidRequestError(
+                    f"Generation.{name} and Generation.tokens differ in their rows' lengths",
+                    field=name,
+                )
+        if len(self) and int(self.finish_reason.max()) >= len(FINISH_REASONS):
+            raise InvalidRequestError(
+                f"Generation.finish_reason holds {self.finish_reason.max()}, which stands for none "
+                f"of {', '.join(FINISH_REASONS)}",
+                field="finish_reason",
+            )
 
     def __len__(self) -> int:
         return len(self.tokens)

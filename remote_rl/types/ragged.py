@@ -88,7 +88,7 @@ class Ragged:
             return cls.from_rows(cast(Iterable[Any], data), dtype=dtype, what=what)
         if dtype is None or ragged.values.dtype == np.dtype(dtype):
             return ragged
-        return cls(cast_array(ragged.values, dtype, what), ragged.offsets)
+        return cls(cast_array(ragged.values, dtype, what, ragged.offsets), ragged.offsets)
 
     @classmethod
     def from_rows(
@@ -96,28 +96,32 @@ class Ragged:
     ) -> Ragged:
         """From an iterable of rows, each a sequence of numbers, a 1-D array or a 1-D tensor.
 
-        `dtype` defaults to the numbers' own: int32 for whole ones, float32 for others, when they
-        come as Python numbers. Always copies (once)."""
+        `dtype` defaults to that of the arrays among the rows, and where all rows are Python numbers
+        to int32 for whole ones (int64 where one needs it) and float32 for others. Always copies
+        (once)."""
+        field = what.rpartition(".")[2]
         if isinstance(rows, (str, bytes)):
             raise InvalidRequestError(
-                f"{what} must be token ids, not text; tokenise first (see Session.tokenizer)"
+                f"{what} must be token ids, not text; tokenise first (see Session.tokenizer)",
+                field=field,
+            )
+        if not hasattr(rows, "__iter__") or getattr(rows, "ndim", 1) == 0:
+            raise InvalidRequestError(
+                f"{what} must be rows of numbers, not {type(rows).__name__}", field=field
             )
         arrays: list[Array] = []
+        given: list[np.dtype[Any]] = []
         for index, row in enumerate(rows):
-            if isinstance(row, (str, bytes)):
-                raise InvalidRequestError(
-                    f"row {index} of {what} is text, not token ids; "
-                    "tokenise first (see Session.tokenizer)",
-                    row=index,
-                )
             array = _row(row, index, what)
             arrays.append(array)
-        lengths = np.fromiter((len(array) for array in arrays), np.int64, len(arrays))
+            if array.size and hasattr(row, "dtype"):
+                given.append(array.dtype)
+        offsets = offsets_of(np.fromiter(map(len, arrays), np.int64, len(arrays)))
         filled = [array for array in arrays if array.size]
-        values = np.concatenate(filled) if filled else np.empty(0, dtype or np.int32)
-        if dtype is not None:
-            values = cast_array(values, dtype, what)
-        return cls(values, offsets_of(lengths))
+        values = np.concatenate(filled) if filled else np.empty(0, np.int32)
+        if dtype is None:
+            dtype = np.result_type(*given) if given else _own_dtype(values)
+        return cls(cast_array(values, dtype, what, offsets), offsets)
 
     @classmethod
     def from_padded(cls, array: Any, mask: Any) -> Ragged:
@@ -276,32 +280,33 @@ class Ragged:
 
 
 def _row(row: Any, index: int, what: str) -> Array:
-    array = row if isinstance(row, np.ndarray) else None
-    if array is None and hasattr(row, "detach"):
-        array = to_numpy(row)
-    if array is None:
+    if isinstance(row, (str, bytes)):
+        problem = "is text, not token ids; tokenise first (see Session.tokenizer)"
+    else:
         try:
-            array = np.asarray(row)
-        except ValueError as error:
-            raise InvalidRequestError(
-                f"row {index} of {what} is not a flat sequence of numbers", row=index
-            ) from error
-        narrow = {"i": np.int32, "f": np.float32}.get(array.dtype.kind)
-        if narrow is not None and array.size:
-            wide = array
-            array = cast_array(wide, narrow, what) if narrow is np.float32 or _fits(wide) else wide
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "biuf"):
-        raise InvalidRequestError(
-            f"row {index} of {what} must be a flat sequence of numbers, not shape {array.shape} "
-            f"of {array.dtype}",
-            row=index,
-        )
-    return array
+            array = to_numpy(row)
+        except InvalidRequestError:
+            problem = "is not a flat sequence of numbers"
+        else:
+            if array.ndim == 1 and (array.size == 0 or array.dtype.kind in "biuf"):
+                return array
+            problem = (
+                f"must be a flat sequence of numbers, not shape {array.shape} of {array.dtype}"
+            )
+    raise InvalidRequestError(
+        f"row {index} of {what} {problem}", field=what.rpartition(".")[2], row=index
+    )
 
 
-def _fits(array: Array) -> bool:
+def _own_dtype(values: Array) -> np.dtype[Any]:
+    """What Python numbers are kept in."""
+    if values.dtype.kind == "f":
+        return np.dtype(np.float32)
     limits = np.iinfo(np.int32)
-    return bool(array.min() >= limits.min and array.max() <= limits.max)
+    narrow = values.dtype.kind == "i" and (
+        values.size == 0 or (values.min() >= limits.min and values.max() <= limits.max)
+    )
+    return np.dtype(np.int32) if narrow else values.dtype
 
 
 def _writable(array: Array) -> Array:

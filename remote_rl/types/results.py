@@ -44,8 +44,13 @@ TENSOR_DTYPES: Mapping[str, str] = {
 
 
 def _betas(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    good = len(value) == 2 and all(
-        isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in value
+    good = (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(
+            isinstance(beta, (int, float)) and not isinstance(beta, bool) and 0 <= beta < 1
+            for beta in value
+        )
     )
     if not good:
         raise InvalidRequestError(
@@ -59,6 +64,8 @@ class AdamW:
     """One step of AdamW (Loshchilov & Hutter, arXiv:1711.05101), with torch.optim.AdamW's names,
     defaults and formula; every knob may differ from step to step.
 
+    lr: step size. betas: decay of the first and second moment, each in [0, 1). eps: added to the
+    root of the second moment. weight_decay: decoupled, times lr.
     max_grad_norm: the accumulated gradient is scaled so that its 2-norm is at most this; None
     never clips. A non-finite gradient skips the step and leaves weights and moments untouched.
     """
@@ -118,7 +125,8 @@ class ForwardBackwardResult:
 @attrs.frozen(kw_only=True)
 class OptimStepResult:
     """grad_norm: 2-norm of the accumulated gradient before clipping (NaN or inf where the step was
-    skipped). skipped: the gradient was not finite. version: of the weights afterwards."""
+    skipped). skipped: the gradient was not finite. version: of the weights afterwards.
+    metrics: the backend's own, by name."""
 
     grad_norm: float = attrs.field(converter=float)
     skipped: bool = attrs.field(validator=flag())
@@ -137,9 +145,9 @@ class Done:
 @strict
 @attrs.frozen(kw_only=True)
 class CheckpointInfo:
-    """One saved checkpoint. created: seconds since 1970, UTC. bytes: on disk. metadata: the
-    caller's. version: of the weights inside. optimizer: whether its state is inside.
-    reference: whether a reference other than the base is inside."""
+    """One saved checkpoint. name: as it was saved under. created: seconds since 1970, UTC.
+    bytes: on disk. metadata: the caller's. version: of the weights inside. optimizer: whether its
+    state is inside. reference: whether a reference other than the base is inside."""
 
     name: str = attrs.field(validator=text())
     version: int = attrs.field(converter=plain, validator=integer(minimum=0))
@@ -166,7 +174,8 @@ class LoadResult:
 @strict
 @attrs.frozen(kw_only=True)
 class ExportReceipt:
-    """A Hugging Face directory on the backend's side. path: there. files: names inside."""
+    """A Hugging Face directory on the backend's side. name: as asked for. path: there. files:
+    names inside. bytes: of all files. version: of the weights inside."""
 
     name: str = attrs.field(validator=text())
     path: str = attrs.field(validator=text())
@@ -215,7 +224,7 @@ class Tensor:
     """
 
     data: Array = attrs.field(metadata=SEMANTIC, converter=to_numpy)
-    dtype: str = attrs.field(metadata=SEMANTIC)
+    dtype: str = attrs.field(metadata=SEMANTIC, converter=str)
 
     def __attrs_post_init__(self) -> None:
         if self.dtype not in TENSOR_DTYPES:
@@ -243,7 +252,7 @@ class Tensor:
             if tag.startswith("float8"):
                 return cls(data=held.view(torch.uint8).numpy(), dtype=tag)
             return cls(data=held.numpy(), dtype=tag)
-        array = np.ascontiguousarray(value)
+        array = np.asarray(to_numpy(value), order="C")
         if array.dtype.name not in TENSOR_DTYPES:
             raise InvalidRequestError(
                 f"a tensor of dtype {array.dtype} can't be pushed; "

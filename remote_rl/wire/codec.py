@@ -116,7 +116,7 @@ class _Decoder:
 
     def value(self, tree: Any) -> Any:
         if isinstance(tree, list):
-            return tuple(self.value(item) for item in tree)
+            return tuple(self._item(item) for item in tree)
         if not isinstance(tree, dict):
             return tree
         if "#" in tree:
@@ -134,6 +134,13 @@ class _Decoder:
         if kind == "error":
             return RemoteRLError.from_wire(tree)
         return self._object(kind, tree)
+
+    def _item(self, tree: Any) -> Any:
+        # a long list of references to one large array would cost a few bytes each here, and the
+        # whole array each where a constructor joins its rows
+        if isinstance(tree, dict) and "#" in tree:
+            raise ProtocolError("a list of the frame's tree holds an array; rows are a Ragged")
+        return self.value(tree)
 
     def _array(self, index: Any) -> Array:
         if type(index) is not int or not 0 <= index < len(self.arrays):

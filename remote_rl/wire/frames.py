@@ -23,7 +23,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ..errors import ProtocolError
+from ..errors import InvalidRequestError, ProtocolError
 from ..types.arrays import Array
 
 MAGIC = b"RRL1"
@@ -63,12 +63,17 @@ def join(tree: Any, arrays: Sequence[Array]) -> Frame:
             plain = plain.astype(plain.dtype.newbyteorder("<"))
         code = plain.dtype.str
         if code not in _DTYPES:
-            raise ProtocolError(f"an array of dtype {plain.dtype} can't cross the wire")
+            raise InvalidRequestError(f"an array of dtype {plain.dtype} can't cross the wire")
         described.append([code, list(array.shape)])
         buffers.append(plain.reshape(-1).view(np.uint8).data)
     header = json.dumps(
         {"tree": tree, "arrays": described}, allow_nan=False, separators=(",", ":")
     ).encode()
+    if len(header) > MAX_HEADER:
+        raise InvalidRequestError(
+            f"what is to be sent has {len(header)} bytes beside its arrays, more than the "
+            f"{MAX_HEADER} that fit; send it in pieces, and numbers as arrays"
+        )
     start = _PREFIX.pack(MAGIC, len(header)) + header
     parts: list[bytes | memoryview] = [start + _ZEROS[: -len(start) % ALIGNMENT]]
     for buffer in buffers:
@@ -91,7 +96,7 @@ def parse(data: bytes | bytearray | memoryview) -> tuple[Any, list[Array]]:
         raise ProtocolError("the frame's header lacks its tree or its list of arrays")
     arrays = []
     for index, description in enumerate(described):
-        dtype, shape, nbytes = _description(index, description)
+        dtype, shape, nbytes = _description(index, description, len(view))
         if start + nbytes > len(view):
             raise ProtocolError(
                 f"array {index} of the frame claims {nbytes} bytes, but only "
@@ -120,7 +125,7 @@ def _header(view: memoryview) -> tuple[dict[str, Any], int]:
     if length > MAX_HEADER or end > len(view):
         raise ProtocolError(f"the frame claims a header of {length} bytes and has {len(view)}")
     try:
-        header = json.loads(bytes(view[_PREFIX.size : end]))
+        header = json.loads(bytes(view[_PREFIX.size : end]), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise ProtocolError(f"the frame's header is not JSON: {error}") from error
     if not isinstance(header, dict):
@@ -128,7 +133,15 @@ def _header(view: memoryview) -> tuple[dict[str, Any], int]:
     return header, end + -end % ALIGNMENT
 
 
-def _description(index: int, description: Any) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _description(
+    index: int, description: Any, received: int
+) -> tuple[np.dtype[Any], tuple[int, ...], int]:
+    # no dimension exceeds the bytes received: an empty array of shape [2**40, 0] would cost nothing
+    # here and terabytes of offsets later
     good = (
         isinstance(description, list)
         and len(description) == 2
@@ -136,7 +149,7 @@ def _description(index: int, description: Any) -> tuple[np.dtype[Any], tuple[int
         and description[0] in _DTYPES
         and isinstance(description[1], list)
         and len(description[1]) <= 16
-        and all(type(size) is int and 0 <= size < 2**48 for size in description[1])
+        and all(type(size) is int and 0 <= size <= received for size in description[1])
     )
     if not good:
         raise ProtocolError(f"array {index} of the frame has no valid dtype and shape")

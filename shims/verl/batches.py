@@ -9,11 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 from verl.utils import tensordict_utils
 
 from remote_rl import Batch, Ragged, errors
+
+Array = npt.NDArray[np.int64]
 
 #: verl's per-token fields [R] -> Batch's
 _TRAINING_FIELDS = {
@@ -65,16 +68,22 @@ def to_sequences(values: Ragged, batch_prompts: Ragged) -> torch.Tensor:
 
     batch_prompts: one prompt a row, in the rows' order.
     """
-    lengths = batch_prompts.lengths + values.lengths
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
+    offsets, slots = sequence_slots(batch_prompts, values)
     filled = np.zeros(int(offsets[-1]), np.float32)
-    starts = offsets[:-1] + batch_prompts.lengths - 1
-    positions = np.arange(len(values.values)) - np.repeat(values.offsets[:-1], values.lengths)
-    filled[np.repeat(starts, values.lengths) + positions] = values.values
+    filled[slots] = values.values
     return torch.nested.nested_tensor_from_jagged(
         torch.from_numpy(filled), offsets=torch.from_numpy(offsets)
     )
+
+
+def sequence_slots(prompts: Ragged, responses: Ragged) -> tuple[Array, Array]:
+    """Where response tokens are scored in verl's flat [B, P + R]: its row offsets, int64 [B + 1],
+    and each response token's slot, int64 [total], one before the token's own place."""
+    offsets = np.zeros(len(prompts) + 1, np.int64)
+    np.cumsum(prompts.lengths + responses.lengths, out=offsets[1:])
+    starts = offsets[:-1] + prompts.lengths - 1 - responses.offsets[:-1]
+    slots = np.arange(len(responses.values), dtype=np.int64)
+    return offsets, slots + np.repeat(starts, responses.lengths)
 
 
 def scalar(data: TensorDict, name: str, default: Any = None) -> Any:

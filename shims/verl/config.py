@@ -10,12 +10,14 @@ from typing import Any
 
 import attrs
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from verl.utils.import_utils import import_external_libs
 
 from remote_rl import errors
+from remote_rl.types.fields import flag, integer, optional, text
 
 from . import NAME
 from .keys import SECTIONS, SINGLE_KEYS, Only
-from .losses import build_loss
+from .losses import check_loss
 from .optimizer import constants
 
 _OPTIONS_PATH = f"actor_rollout_ref.rollout.engine_kwargs.{NAME}"
@@ -33,11 +35,11 @@ class Options:
     the training is stopped. handle: set by the trainer for the members, never by the user.
     """
 
-    url: str = attrs.field(validator=attrs.validators.instance_of(str))
-    model: str | None = None
-    start: str = "base"
-    takeover: bool = False
-    generation_attempts: int = attrs.field(default=3, validator=attrs.validators.ge(1))
+    url: str = attrs.field(validator=text())
+    model: str | None = attrs.field(default=None, validator=optional(text()))
+    start: str = attrs.field(default="base", validator=text())
+    takeover: bool = attrs.field(default=False, validator=flag())
+    generation_attempts: int = attrs.field(default=3, validator=integer(minimum=1))
     handle: Mapping[str, Any] | None = None
 
     @classmethod
@@ -64,6 +66,8 @@ def check(config: DictConfig) -> Options:
 
     Raises `UnsupportedError` or `InvalidRequestError`, each naming verl's own key.
     """
+    # such a library may register losses of its own
+    import_external_libs(config.actor_rollout_ref.model.get("external_lib"))
     check_keys(config)
     for refuse in (
         _check_critic,
@@ -74,7 +78,7 @@ def check(config: DictConfig) -> Options:
     ):
         refuse(config)
     actor = config.actor_rollout_ref.actor
-    build_loss(actor, tokens=1, sequences=1, entropy=True)
+    check_loss(actor)
     constants(actor.optim)
     return Options.of(config.actor_rollout_ref.rollout)
 

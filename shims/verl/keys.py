@@ -53,7 +53,7 @@ ACTOR: Section = {
     **_all(
         VERL,
         "_target_ rollout_n ppo_mini_batch_size ppo_epochs shuffle data_loader_seed "
-        "calculate_entropy",
+        "calculate_entropy tau_pos tau_neg",
     ),
     **_all(
         ENGINE,
@@ -63,9 +63,8 @@ ACTOR: Section = {
         "ulysses_sequence_parallel_size entropy_from_logits_with_chunking "
         "entropy_from_logits_chunk_size entropy_checkpointing pad_to_length use_remove_padding",
     ),
-    # read by losses that the shim refuses by their loss_mode; by verl itself `grad_clip` is not
-    # read at all: `optim.clip_grad` is
-    **_all(ENGINE, "tau_pos tau_neg grad_clip profiler qat"),
+    # `grad_clip`: verl's engines read `optim.clip_grad` instead
+    **_all(ENGINE, "grad_clip profiler qat"),
     "strategy": Only(("fsdp", "fsdp2"), "it chooses the sections whose keys the shim maps"),
     "freeze_vision_tower": Only((False,), "it changes what is trained; " + _NOT_YET),
     "calculate_sum_pi_squared": Only((False,), "no backend declares the output sum_pi_squared"),
@@ -74,8 +73,9 @@ ACTOR: Section = {
 
 POLICY_LOSS: Section = {
     **_all(MAPPED, "loss_mode"),
+    # verl's own loss functions read them
     **_all(
-        ENGINE,
+        VERL,
         "_target_ clip_cov_ratio clip_cov_lb clip_cov_ub kl_cov_ratio ppo_kl_coef dro_beta "
         "rollout_correction",
     ),

@@ -1,14 +1,17 @@
-"""Shim (loop side, above the client): verl's loss configuration as a loss of remote_rl.
+"""Shim (loop side, above the client): verl's loss configuration as a named loss of remote_rl.
 
-Imports remote_rl only. The formulas stay where they are: verl's `workers/utils/losses.py::ppo_loss`
-and `trainer/ppo/core_algos.py` say which configuration value enters where, `remote_rl.losses`
-computes it.
+Imports remote_rl, and verl's registry of losses to know the names. The formulas stay where they
+are: verl's `workers/utils/losses.py::ppo_loss` and `trainer/ppo/core_algos.py` say which
+configuration value enters where, `remote_rl.losses` computes it. Losses without a name here are
+verl's own functions (`own_losses`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from remote_rl import errors, losses
 from remote_rl.losses import Aggregation, FormulaLoss
@@ -51,7 +54,22 @@ def build_loss(actor: Any, *, tokens: int, sequences: int, entropy: bool) -> For
         )
     if entropy:
         terms["entropy"] = losses.Entropy(actor.entropy_coeff, aggregation=aggregation)
-    return policy_term(actor.policy_loss.loss_mode)(actor, terms)
+    return _POLICY_TERMS[actor.policy_loss.loss_mode](actor, terms)
+
+
+def is_named(actor: Any) -> bool:
+    """Whether remote_rl has this `policy_loss.loss_mode` by name."""
+    return actor.policy_loss.loss_mode in _POLICY_TERMS
+
+
+def check_loss(actor: Any) -> None:
+    """Refuses, by its key, what neither remote_rl nor verl's registry knows."""
+    mode = actor.policy_loss.loss_mode
+    if not is_named(actor) and mode not in POLICY_LOSS_REGISTRY:
+        known = ", ".join(sorted({*_POLICY_TERMS, *POLICY_LOSS_REGISTRY}))
+        _refuse("policy_loss.loss_mode", mode, f"verl knows {known}")
+    build_aggregation(actor, tokens=1, sequences=1)
+    estimator(actor.kl_loss_type)
 
 
 def build_aggregation(actor: Any, *, tokens: int, sequences: int) -> Aggregation:
@@ -83,17 +101,6 @@ def estimator(kl_loss_type: str) -> Any:
         _refuse("kl_loss_type", kl_loss_type, f"the known ones are {', '.join(_ESTIMATORS)}")
     name = _ESTIMATORS[base]
     return f"{name}+" if plus and name != "k2" else name  # verl's k2+ is k2
-
-
-def policy_term(loss_mode: str) -> Callable[[Any, dict[str, Any]], FormulaLoss]:
-    """What builds the loss of this `policy_loss.loss_mode`."""
-    if loss_mode not in _POLICY_TERMS:
-        _refuse(
-            "policy_loss.loss_mode",
-            loss_mode,
-            f"it has no named equivalent; those that have one are {', '.join(_POLICY_TERMS)}",
-        )
-    return _POLICY_TERMS[loss_mode]
 
 
 def _clip(actor: Any) -> dict[str, Any]:

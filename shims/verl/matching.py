@@ -17,7 +17,7 @@ from remote_rl import RunInfo, errors
 
 from . import NAME
 from .config import Options
-from .losses import build_loss
+from .losses import build_loss, is_named
 from .sampling import Limits, to_params
 
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -86,9 +86,11 @@ def _needs(config: DictConfig) -> Iterator[tuple[str, str, str]]:
     if config.trainer.save_freq > 0:
         for name in ("save", "load"):
             yield "operations", name, "trainer.save_freq"
-    loss = build_loss(actor, tokens=1, sequences=1, entropy=True)
-    yield "losses", type(loss).__name__, "actor_rollout_ref.actor.policy_loss.loss_mode"
-    for name in sorted(loss.required_outputs):
+    loss = "Cotangents"
+    if is_named(actor):
+        loss = type(build_loss(actor, tokens=1, sequences=1, entropy=True)).__name__
+    yield "losses", loss, "actor_rollout_ref.actor.policy_loss.loss_mode"
+    for name in ("logprobs", "entropy"):
         yield "outputs", name, "trainer.v1.trainer_mode"
     if need_reference_policy(config):
         start = Options.of(config.actor_rollout_ref.rollout).start

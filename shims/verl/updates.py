@@ -12,12 +12,13 @@ from tensordict import TensorDict
 from verl.utils import tensordict_utils
 
 from remote_rl import Batch, Session
-from remote_rl.losses import FormulaLoss
+from remote_rl.losses import Loss
 
 from .batches import counted_tokens, ragged, scalar, to_batch, to_sequences
-from .losses import build_loss
+from .losses import build_loss, is_named
 from .metrics import collect, mini_batch_metrics
 from .optimizer import Optimizer
+from .own_losses import build_own_loss
 
 
 def forward(session: Session, data: TensorDict, outputs: set[str], policy: str) -> TensorDict:
@@ -49,7 +50,7 @@ def update(
     return collect(rows, optimizer.advance())
 
 
-def mini_batches(actor: Any, data: TensorDict) -> Iterator[tuple[Batch, FormulaLoss]]:
+def mini_batches(actor: Any, data: TensorDict) -> Iterator[tuple[Batch, Loss]]:
     """The mini-batches in verl's own order: `mini_batch_size`, `epochs`, `seed` and `shuffle` are
     those that came with the call."""
     size = scalar(data, "mini_batch_size")
@@ -62,5 +63,9 @@ def mini_batches(actor: Any, data: TensorDict) -> Iterator[tuple[Batch, FormulaL
         seed=scalar(data, "seed", 42),
         dataloader_kwargs=scalar(data, "dataloader_kwargs", {}),
     ):
-        loss = build_loss(actor, tokens=counted_tokens(rows), sequences=sequences, entropy=entropy)
+        counts = {"tokens": counted_tokens(rows), "sequences": sequences, "entropy": entropy}
+        if is_named(actor):
+            loss: Loss = build_loss(actor, **counts)
+        else:
+            loss = build_own_loss(actor, rows, **counts)
         yield to_batch(rows, training=True), loss

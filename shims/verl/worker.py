@@ -18,6 +18,7 @@ from verl.single_controller.base.decorator import (
 )
 from verl.utils import tensordict_utils
 from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.import_utils import import_external_libs
 from verl.utils.profiler import DistProfiler, DistProfilerExtension
 
 from remote_rl import errors
@@ -49,6 +50,7 @@ class ForwardingWorker(Worker, DistProfilerExtension):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Attaches to the run; the server has built the model."""
+        import_external_libs(self._config.model.get("external_lib"))
         self._session = sessions.member(self._options.handle)
         self._actor = omega_conf_to_dataclass(self._config.actor)
         self._optimizer = Optimizer(self._actor.optim)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import importlib.metadata
 import warnings
 from collections.abc import Callable
@@ -22,7 +23,7 @@ except importlib.metadata.PackageNotFoundError:
 else:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # verl and what it imports warn freely as they load
-        import shims.verl.trainer
+        importlib.import_module("shims.verl.trainer")
 
 
 @pytest.fixture(scope="session")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+from verl.utils import tensordict_utils
+from verl.workers.utils.padding import response_from_nested
 
 from remote_rl import Ragged, errors
 from shims.verl.batches import counted_tokens, to_batch, to_sequences
-from verl.utils import tensordict_utils
-from verl.workers.utils.padding import response_from_nested
 
 PROMPTS = [[2, 3], [2, 3], [4, 5, 6]]
 RESPONSES = [[7, 8, 1], [9], [7, 1]]

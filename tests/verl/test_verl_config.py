@@ -60,8 +60,7 @@ def test_stock_defaults_that_the_shim_refuses_name_their_key(stock_config: Any) 
         (f"{ROLLOUT}.logprobs_mode=raw_logprobs", f"{ROLLOUT}.logprobs_mode"),
         (f"{ROLLOUT}.temperature=0", f"{ROLLOUT}.temperature"),
         (f"{ROLLOUT}.checkpoint_engine.backend=nccl", f"{ROLLOUT}.checkpoint_engine.backend"),
-        (f"{ACTOR}.policy_loss.loss_mode=clip_cov", f"{ACTOR}.policy_loss.loss_mode"),
-        (f"{ACTOR}.policy_loss.loss_mode=bypass_mode", f"{ACTOR}.policy_loss.loss_mode"),
+        (f"{ACTOR}.policy_loss.loss_mode=vanila", f"{ACTOR}.policy_loss.loss_mode"),
         (f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", f"{ACTOR}.loss_scale_factor"),
         (f"{ACTOR}.kl_loss_type=full", f"{ACTOR}.kl_loss_type"),
         (f"{ACTOR}.freeze_vision_tower=true", f"{ACTOR}.freeze_vision_tower"),
@@ -102,6 +101,8 @@ def test_an_unknown_key_gets_the_nearest_one(config: Callable[..., Any]) -> None
     [
         (f"{ROLLOUT}.engine_kwargs.remote_rl.url=''", r"engine_kwargs\.remote_rl\.url is missing"),
         (f"{ROLLOUT}.engine_kwargs.remote_rl.urll=x", "did you mean 'url'"),
+        (f"{ROLLOUT}.engine_kwargs.remote_rl.generation_attempts=0", "generation_attempts"),
+        (f"{ROLLOUT}.engine_kwargs.remote_rl.takeover=maybe", "takeover"),
     ],
 )
 def test_wrong_options_of_the_shim_itself(

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from verl.utils.config import omega_conf_to_dataclass
 
 from remote_rl import AdamW, errors
 from shims.verl.optimizer import Optimizer, constants
-from verl.utils.config import omega_conf_to_dataclass
 
 OPTIM = "actor_rollout_ref.actor.optim"
 
@@ -59,7 +59,7 @@ def test_overrides_reach_adamw(optim: Callable[..., Any]) -> None:
 
 
 def test_an_override_without_counterpart_is_refused(optim: Callable[..., Any]) -> None:
-    with pytest.raises(errors.UnsupportedError, match="override_optimizer_config.amsgrad=True"):
+    with pytest.raises(errors.UnsupportedError, match=r"override_optimizer_config\.amsgrad=True"):
         constants(optim("override_optimizer_config={amsgrad: true}"))
 
 

@@ -1,4 +1,4 @@
-"""The shim is loaded by a call, by VERL_USE_EXTERNAL_MODULES and by an entry point; loudly if not."""
+"""The shim is loaded by a call, by VERL_USE_EXTERNAL_MODULES or by an entry point."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-REPOSITORY = Path(__file__).parents[2]
 
 _SHOW = """
 from verl.trainer.ppo.v1 import get_trainer_cls
@@ -24,7 +22,7 @@ def run_python(
     """`code` in a fresh process, where verl is imported for the first time."""
     variables = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, (*path, REPOSITORY))),
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
         "VERL_USE_EXTERNAL_MODULES": "",
         "VERL_USE_EXTERNAL_PLUGINS": "none",
         **environment,

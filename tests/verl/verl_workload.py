@@ -124,7 +124,7 @@ def overrides(inputs: dict[str, Path], url: str, *, steps: int) -> list[str]:
         f"{actor}.use_kl_loss=true",
         f"{actor}.kl_loss_coef=0.01",
         f"{actor}.entropy_coeff=0.001",
-        f"{actor}.optim.lr=0.05",
+        f"{actor}.optim.lr=0.01",
         f"{actor}.shuffle=true",
         f"{rollout}.n=4",
         f"{rollout}.temperature=0.9",

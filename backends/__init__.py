@@ -1,0 +1,1 @@
+"""Backends that come with remote_rl; each is imported on first use, through its entry point."""

@@ -1,0 +1,74 @@
+"""Every code block of README, CONTRIBUTING and docs runs, or says why it doesn't."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pages import blocks_of, commands_of, pattern_of
+
+ROOT = Path(__file__).parents[2]
+#: pages none of whose blocks run here
+ELSEWHERE = {"verl.md": "needs verl's own environment; tests/verl runs the same job"}
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name not in ELSEWHERE),
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
+    blocks = blocks_of(page.read_text(encoding="utf-8"))
+    result = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("pages.py")), str(page)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    left_out = sum(bool(block.reason) for block in blocks)
+    last = result.stdout.strip().splitlines()[-1]
+    ran = len(blocks) - left_out
+    assert last == f"{ran} blocks ran, {left_out} not run for a stated reason"
+
+
+def test_pages_that_run_elsewhere_exist() -> None:
+    for name in ELSEWHERE:
+        assert (ROOT / "docs" / name).is_file()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_files_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+        if "://" not in target and not target.startswith("mailto:"):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_a_block_that_nobody_runs_is_an_error() -> None:
+    with pytest.raises(ValueError, match="isn't run"):
+        blocks_of("text\n```\nls\n```\n")
+    with pytest.raises(ValueError, match="without a reason"):
+        blocks_of("<!-- not run: -->\n```sh\nls\n```\n")
+    with pytest.raises(ValueError, match="never ends"):
+        blocks_of("```python\nx = 1\n")
+
+
+def test_a_reason_belongs_to_the_next_block_only() -> None:
+    page = "<!-- not run: slow -->\n```console\n$ a\n```\ntext\n```python\nx = 1\n```\n"
+    first, second = blocks_of(page)
+    assert (first.reason, second.reason) == ("slow", "")
+    assert (second.language, second.code, second.line) == ("python", "x = 1\n", 7)
+    with pytest.raises(ValueError, match="isn't run"):
+        blocks_of("<!-- not run: slow -->\nsome text between\n```sh\nls\n```\n")
+
+
+def test_console_blocks() -> None:
+    assert commands_of("$ a \\\n  b\nout\n$ c\n") == [("a \\\n  b", ["out"]), ("c", [])]
+    assert re.search(pattern_of(["a ... c", "d"]), "x\na b c\ny\nd\n", re.DOTALL)
+    assert not re.search(pattern_of(["a", "d"]), "d\na\n", re.DOTALL)
