@@ -31,7 +31,7 @@ def train(rl: Session, steps: range) -> list[float]:
         batch = Batch.from_groups(groups, advantages=advantages.reshape(-1))
         rl.training.forward_backward(batch, losses.PPO())
         rl.training.optim_step(AdamW(lr=0.02))
-        rl.weights.sync(label=step)
+        rl.weights.sync(label=step).result()  # the next generate must see these weights
         rewards.append(float(right.mean()))
         print(f"step {step}  reward {rewards[-1]!r}")
     return rewards

@@ -42,12 +42,13 @@ HEAD_BIAS = "lm_head.bias"
 
 #: what stands in a window where the text has not begun
 NO_TOKEN = -1
-#: a product of the forward pass is cut into tiles of this many rows and of so many columns that a
-#: tile takes TILE_PRODUCTS multiplications: BLAS then treats every row and column alike, wherever
-#: it lies, and starts no threads, which cost far more than they give on products this small
+#: products are cut into tiles of so many rows, of so many terms at most, and of so many columns
+#: that a tile takes TILE_PRODUCTS multiplications: BLAS then treats every row alike, wherever it
+#: lies, and starts no threads, which would cost more than they give and change the last bits
 TILE_ROWS = 64
+TILE_TERMS = 256
 TILE_PRODUCTS = 1 << 18
-TILE_COLUMNS_MULTIPLE = 8
+COLUMN_MULTIPLE = 8
 #: the hidden units' inputs at the start: large, so that different windows excite different units
 #: and what is learnt after one hardly spills over to another
 WINDOW_GAIN = 4.0
@@ -126,22 +127,27 @@ def prompt_windows(prompts: Ragged, window: int) -> Ids:
     return result
 
 
-def _product(array: Floats, matrix: Floats) -> Floats:
-    """array [rows, a] @ transposed matrix [columns, a], tile by tile; [rows, columns]."""
-    (rows, width), columns = array.shape, len(matrix)
-    across = TILE_PRODUCTS // (TILE_ROWS * width) // TILE_COLUMNS_MULTIPLE * TILE_COLUMNS_MULTIPLE
-    across = max(across, TILE_COLUMNS_MULTIPLE)
-    left = _padded(array, TILE_ROWS).reshape(-1, 1, TILE_ROWS, width)
-    right = _padded(matrix, across).reshape(1, -1, across, width).transpose(0, 1, 3, 2)
-    tiles = np.matmul(left, right)
-    whole = tiles.transpose(0, 2, 1, 3).reshape(len(left) * TILE_ROWS, -1)
-    result: Floats = whole[:rows, :columns]
-    return result
+def _product(left: Floats, right: Floats) -> Floats:
+    """left [m, k] @ transposed right [n, k], tile by tile; [m, n]."""
+    rows, columns, terms = len(left), len(right), left.shape[1]
+    deep = min(terms, TILE_TERMS)
+    across = TILE_PRODUCTS // (TILE_ROWS * deep)
+    across = min(across, columns + -columns % COLUMN_MULTIPLE)
+    left_tiles = _tiles(left, TILE_ROWS, deep)[:, None]
+    right_tiles = _tiles(right, across, deep)[None].swapaxes(-1, -2)
+    tiles: Floats = np.matmul(left_tiles, right_tiles)  # [m tiles, n tiles, k tiles, rows, across]
+    summed = tiles[:, :, 0] if tiles.shape[2] == 1 else tiles.sum(axis=2)
+    whole = summed.transpose(0, 2, 1, 3).reshape(len(summed) * TILE_ROWS, -1)
+    return whole[:rows, :columns]
 
 
-def _padded(array: Floats, multiple: int) -> Floats:
-    extra = -len(array) % multiple
-    return array if extra == 0 else np.concatenate([array, np.zeros((extra, array.shape[1]))])
+def _tiles(array: Floats, high: int, wide: int) -> Floats:
+    """[row tiles, column tiles, high, wide], zeros beyond the edges."""
+    rows, columns = array.shape
+    padding = ((0, -rows % high), (0, -columns % wide))
+    if any(after for _, after in padding):
+        array = np.pad(array, padding)
+    return array.reshape(-1, high, array.shape[1] // wide, wide).swapaxes(1, 2)
 
 
 def _embed(weights: Weights, windows: Ids) -> Floats:
@@ -220,12 +226,12 @@ def gradients(
             by_entropy[chosen],
         )
         by_score /= temperature[chosen, None]
-        totals[HEAD] += by_score.T @ hidden
+        totals[HEAD] += _product(by_score.T, hidden.T)
         totals[HEAD_BIAS] += by_score.sum(axis=0)
-        by_input = (by_score @ weights[HEAD]) * (1.0 - hidden * hidden)
-        totals[WINDOW] += (by_input.T @ embedded).reshape(weights[WINDOW].shape)
+        by_input = _product(by_score, weights[HEAD].T) * (1.0 - hidden * hidden)
+        totals[WINDOW] += _product(by_input.T, embedded.T).reshape(weights[WINDOW].shape)
         totals[WINDOW_BIAS] += by_input.sum(axis=0)
-        _scatter(totals[EMBEDDING], windows[chosen], by_input @ window_weight)
+        _scatter(totals[EMBEDDING], windows[chosen], _product(by_input, window_weight.T))
     return totals
 
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ..errors import (
@@ -104,21 +104,21 @@ class Connection:
     def send(self, call: Call, request: Request, deadline: float | None = None) -> None:
         """Submits the request under the call's number; returns at once."""
         digest = self.transport.digest(request)
-        self._loop.call(self._keep, self._deliver(call, call.row, request, digest, deadline))
+        self._post(self._deliver(call, call.row, request, digest, deadline))
 
     def abandon(self, call: Call, error: BaseException) -> None:
         """Fills a reserved number with a failure; the caller gets `error` itself."""
         row = OPERATIONS["abandon"]
         request = Abandon(reason=f"{type(error).__name__}: {error}")
-        call.finish(error=error)
+        self._finish(call, error=error)
         digest = self.transport.digest(request)
-        self._loop.call(self._keep, self._deliver(call, row, request, digest, None))
+        self._post(self._deliver(call, row, request, digest, None))
 
     def cancel(self, call: Call) -> None:
         """Asks for the call not to start, or a generate to end."""
         call.cancel_asked = True
         if not call.future.done():
-            self._loop.call(self._keep, self._cancel(call))
+            self._post(self._cancel(call))
 
     def stream(self, call: Call) -> None:
         """Brings the samples of a generate as they finish."""
@@ -130,6 +130,12 @@ class Connection:
         """Calls without an outcome, oldest first."""
         with self._lock:
             return [call for call in self._calls.values() if not call.future.done()]
+
+    def _post(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        try:
+            self._loop.call(self._keep, coroutine)
+        except RuntimeError:  # the session was closed meanwhile, and every call has its failure
+            coroutine.close()
 
     # -- on the loop ----------------------------------------------------------------------------
 

@@ -96,6 +96,7 @@ class Gate:
             raise self.lost.copy()
         now = self._clock.now()
         self.expire(now)
+        self._check_model(message)
         if message.epoch is not None:
             if message.start is not None or message.takeover:
                 raise InvalidRequestError("start and takeover are the driver's, not a handle's")
@@ -110,13 +111,15 @@ class Gate:
         self._ended(lease for lease in before if lease.client_id not in held)
         return self._grant(answer, needs_start)
 
-    def _needs_start(self, message: Attach) -> str | None:
+    def _check_model(self, message: Attach) -> None:
         model = self._describe().model.name
         if message.model is not None and message.model != model:
             raise InvalidRequestError(
                 f"the run's model is {model!r}, not {message.model!r}; start a "
                 "server with that model, or leave model out"
             )
+
+    def _needs_start(self, message: Attach) -> str | None:
         start = message.start
         if start is not None and start not in RESERVED_NAMES:
             self._store.checkpoint(start)

@@ -81,6 +81,8 @@ class ClientStream:
             return (record,)
         ready = []
         while (following := self._records.get(self._next)) is not None:
+            if self._next in self._acknowledged:  # its place was kept until its turn
+                del self._records[self._next]
             self._next += 1
             ready.append(following)
         return tuple(ready)
@@ -92,6 +94,9 @@ class ClientStream:
     def acknowledge(self, number: int) -> None:
         """Forgets a finished record's outcome for good; anything else is left as it is."""
         record = self._records.get(number)
-        if record is not None and record.done:
+        if record is None or not record.done:
+            return
+        self._acknowledged.add(number)
+        # one that was settled before its turn (a tombstone) still holds its place in the order
+        if not self.sequenced or number < self._next:
             del self._records[number]
-            self._acknowledged.add(number)

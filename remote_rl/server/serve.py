@@ -79,14 +79,14 @@ class Endpoint:
         return bound
 
     def _resolved(self) -> tuple[socket.AddressFamily, Any]:
+        if not 0 <= self.port <= 65535:  # the system would take it modulo 65536
+            raise InvalidRequestError(f"a port is 0 to 65535, not {self.port}")
         try:
             found = socket.getaddrinfo(
                 self.host, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             )
-        except (OSError, OverflowError) as error:
-            raise InvalidRequestError(
-                f"there is no host {self.host!r} or port {self.port} here: {error}"
-            ) from error
+        except (OSError, UnicodeError) as error:
+            raise InvalidRequestError(f"there is no host {self.host!r} here: {error}") from error
         first = min(found, key=lambda one: one[0] != socket.AF_INET)
         return first[0], first[4]
 
@@ -151,6 +151,7 @@ async def _started(dispatcher: Dispatcher, name: str, stop: asyncio.Event) -> bo
         nonlocal doing
         doing = f", {what}" if what else ""
 
+    log.info("starting %s", name)
     start = asyncio.ensure_future(dispatcher.start(hear))
     stopped = asyncio.ensure_future(stop.wait())
     try:

@@ -81,7 +81,7 @@ class HttpTransport:
             async with asyncio.timeout(timeout) as patience:
                 reply = await self._exchange(message, frame, moved)
         except TimeoutError as error:
-            raise ConnectionLost(f"{self.target} gave no answer within {timeout:g} s") from error
+            raise ConnectionLost(f"no answer within {timeout:g} s") from error
         if isinstance(reply, RemoteRLError):
             raise reply
         return reply
@@ -101,6 +101,8 @@ class HttpTransport:
                 if response.content_type != FRAME_TYPE:
                     await self._refuse_foreign(response)
                 body = await receive(response.content, moved=moved)
+        except RemoteRLError:
+            raise  # some are also an OSError
         except aiohttp.ClientSSLError as error:
             raise ProtocolError(
                 f"no TLS with {self.target}: {error}; check https:// against http://, and give "
@@ -109,8 +111,14 @@ class HttpTransport:
         except aiohttp.ClientResponseError as error:
             raise self._foreign(f"its answer is not HTTP ({error.message})") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise _lost(self.target, error) from error
-        return decode(body)
+            raise _lost(error) from error
+        try:
+            return decode(body)
+        except InvalidRequestError as error:
+            raise ProtocolError(
+                f"the answer of {self.target} can't be read ({error}); install the same remote-rl "
+                "on both sides"
+            ) from error
 
     def _opened(self) -> aiohttp.ClientSession:
         import aiohttp
@@ -144,7 +152,7 @@ class HttpTransport:
         """Raises for an answer that no remote_rl server gave."""
         status = f"HTTP {response.status}, {response.content_type}"
         if response.status in GATEWAY_STATUSES:
-            raise ConnectionLost(f"a gateway before {self.target} answered {status}")
+            raise ConnectionLost(f"a gateway before it answered {status}")
         if response.status == 401:
             raise AuthenticationError(
                 f"{self.target} wants a token ({status}); pass token= or set REMOTE_RL_TOKEN"
@@ -165,8 +173,9 @@ def _body(frame: Frame, moved: Callable[[int], None]) -> Any:
     return pieces(frame, moved)
 
 
-def _lost(target: str, error: Exception) -> ConnectionLost:
-    return ConnectionLost(f"{target}: {type(error).__name__}: {error}".rstrip(": "))
+def _lost(error: Exception) -> ConnectionLost:
+    cause = getattr(error, "os_error", error)  # of a failed connect, aiohttp's own text is longer
+    return ConnectionLost(f"{type(cause).__name__}: {cause}".rstrip(": "))
 
 
 def _checked_url(url: str) -> str:

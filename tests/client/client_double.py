@@ -57,9 +57,15 @@ class Hold:
                 self.reached.set()
                 return
             event = asyncio.Event()
-            self._waiting.append((asyncio.get_running_loop(), event))
+            waiter = (asyncio.get_running_loop(), event)
+            self._waiting.append(waiter)
         self.reached.set()
-        await event.wait()
+        try:
+            await event.wait()
+        finally:
+            with self._lock:
+                if waiter in self._waiting:
+                    self._waiting.remove(waiter)
 
 
 class Double:

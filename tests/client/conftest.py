@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from client_double import Double
+from client_double import Double, Hold
 from client_server import Server
 
 from remote_rl import Batch, Session, connect
@@ -78,6 +78,39 @@ def batch() -> Batch:
         old_logprobs=[[-1.0, -2.0, -1.5], [-0.5], [-2.5, -1.0]],
         ref_logprobs=[[-1.5, -1.0, -2.0], [-0.75], [-2.0, -1.25]],
     )
+
+
+class Doorkeeper:
+    """Keeps chosen messages of every client back until a Hold is opened."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[Callable[[Any], bool], Hold]] = []
+
+    def keep(self, chosen: Callable[[Any], bool]) -> Hold:
+        """From now on, messages that `chosen` accepts wait for the Hold that is returned."""
+        self.kept.append((chosen, Hold()))
+        return self.kept[-1][1]
+
+
+@pytest.fixture
+def doorkeeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Doorkeeper]:
+    """Delays messages; all are let go at the end."""
+    keeper = Doorkeeper()
+    for transport in (InProcessTransport, HttpTransport):
+        original = transport.call
+
+        async def call(
+            self: Any, message: Message, timeout: float, original: Any = original
+        ) -> Any:
+            for chosen, hold in keeper.kept:
+                if chosen(message):
+                    await hold.wait()
+            return await original(self, message, timeout)
+
+        monkeypatch.setattr(transport, "call", call)
+    yield keeper
+    for _, hold in keeper.kept:
+        hold.open()
 
 
 @pytest.fixture

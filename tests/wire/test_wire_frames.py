@@ -224,8 +224,12 @@ def test_a_flipped_byte_gives_an_object_or_an_error_of_the_tree(
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.sampled_from(["#", "@", "of", "is", "values", "name"]), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["#", "@", "of", "is", "values", "name"]), inner, max_size=3
+        )
+    ),
     max_leaves=10,
 )
 FIELDS = sorted(

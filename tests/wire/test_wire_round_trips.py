@@ -120,7 +120,7 @@ def test_any_memory_layout_and_byte_order_arrives(transform: Any) -> None:
 
 
 def test_what_is_no_object_of_the_contract_is_refused_by_its_name() -> None:
-    with pytest.raises(InvalidRequestError, match="builtins.object"):
+    with pytest.raises(InvalidRequestError, match=r"builtins\.object"):
         encode(Outcome(stream="training", number=1, done=True, result=object()))
     with pytest.raises(InvalidRequestError, match="dtype object"):
         encode(np.array([object()]))

@@ -1,4 +1,4 @@
-"""One or more objects of every class that may cross the wire, and what makes two of them the same."""
+"""Objects of every class that may cross the wire, and what makes two of them the same."""
 
 from __future__ import annotations
 

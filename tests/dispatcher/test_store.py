@@ -1,0 +1,156 @@
+"""Checkpoints and exports on disk: whole or absent, by name, inside their directory."""
+
+import json
+
+import pytest
+
+from remote_rl.dispatcher.store import Store
+from remote_rl.errors import ConflictError, InvalidRequestError
+from remote_rl.types import CheckpointInfo
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "run")
+
+
+def save(store, name, version=1, **fields):
+    partial = store.begin("checkpoint", name)
+    (partial / "state" / "weights.bin").write_bytes(b"weights")
+    info = CheckpointInfo(name=name, version=version, optimizer=True, **fields)
+    return store.finish_checkpoint(partial, info, {0: 5, 1: 2})
+
+
+def test_a_checkpoint_comes_back_as_it_was_saved(store, tmp_path):
+    info = save(store, "a", version=3, metadata={"step": 7, "note": "ü"}, reference=True)
+    assert info.bytes == len(b"weights")
+    assert info.created > 0
+    for reader in (store, Store(tmp_path / "run")):
+        stored = reader.checkpoint("a")
+        assert stored.info == info
+        assert stored.counters == {0: 5, 1: 2}
+        assert (stored.directory / "weights.bin").read_bytes() == b"weights"
+
+
+def test_nothing_shows_before_it_is_whole(store, tmp_path):
+    partial = store.begin("checkpoint", "a")
+    (partial / "state" / "weights.bin").write_bytes(b"wei")
+    assert store.checkpoints() == ()
+    assert store.latest() is None
+    with pytest.raises(InvalidRequestError, match="no checkpoint 'a'"):
+        store.checkpoint("a")
+    store.abandon(partial)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == []
+
+
+def test_what_a_crash_left_is_swept_at_the_start(store, tmp_path):
+    save(store, "whole")
+    store.begin("checkpoint", "half")
+    store.begin("export", "half")
+    (tmp_path / "run" / "note.txt").write_text("not ours")
+    swept = Store(tmp_path / "run")
+    assert [info.name for info in swept.checkpoints()] == ["whole"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "note.txt"]
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "export"])
+def test_an_existing_name_is_refused_before_and_after_writing(store, kind):
+    late = store.begin(kind, "a")
+    (late / "state" / "f").write_bytes(b"late")
+    if kind == "checkpoint":
+        save(store, "a")
+    else:
+        early = store.begin(kind, "a")
+        (early / "state" / "f").write_bytes(b"early")
+        store.finish_export(early, "a")
+    message = f"{kind} 'a' exists; choose another name or delete it"
+    with pytest.raises(ConflictError, match=message):
+        store.begin(kind, "a")
+    with pytest.raises(ConflictError, match=message):
+        if kind == "checkpoint":
+            info = CheckpointInfo(name="a", version=9, optimizer=False)
+            store.finish_checkpoint(late, info, {})
+        else:
+            store.finish_export(late, "a")
+
+
+def test_listing_is_oldest_first_and_latest_is_the_last(store, monkeypatch):
+    clock = iter([300.0, 100.0, 200.0])
+    monkeypatch.setattr("time.time", lambda: next(clock))
+    for name in ("a", "b", "c"):
+        save(store, name)
+    assert [info.name for info in store.checkpoints()] == ["b", "c", "a"]
+    assert store.latest() == "a"
+
+
+def test_delete_removes_it_and_leaves_nothing(store, tmp_path):
+    save(store, "a")
+    save(store, "b")
+    store.delete("a")
+    assert [info.name for info in store.checkpoints()] == ["b"]
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints"]
+    with pytest.raises(InvalidRequestError, match="no checkpoint 'a'; valid names are 'b'"):
+        store.delete("a")
+    assert save(store, "a").name == "a"
+
+
+@pytest.mark.parametrize("name", ["../outside", "..", "a/b", "/etc", ""])
+def test_no_name_leads_out_of_the_directory(store, tmp_path, name):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "manifest.json").write_text("{}")
+    (tmp_path / "run" / "checkpoints").mkdir()
+    for use in (
+        lambda: store.checkpoint(name),
+        lambda: store.delete(name),
+        lambda: store.begin("checkpoint", name),
+        lambda: store.begin("export", name),
+        lambda: store.files("checkpoint", name),
+        lambda: store.read("export", name, "manifest.json", 0, 10),
+    ):
+        with pytest.raises(InvalidRequestError, match="can't be the name of a file"):
+            use()
+    assert outside.is_dir()
+
+
+@pytest.mark.parametrize(
+    "path", ["../manifest.json", "/etc/passwd", "state/../../b/manifest.json", "state", "link", ""]
+)
+def test_only_listed_files_are_read(store, tmp_path, path):
+    save(store, "a")
+    save(store, "b")
+    (tmp_path / "run" / "checkpoints" / "a" / "link").symlink_to("/etc/passwd")
+    with pytest.raises(InvalidRequestError, match="has no file"):
+        store.read("checkpoint", "a", path, 0, 10)
+
+
+def test_files_are_listed_and_read_in_pieces(store):
+    partial = store.begin("export", "model")
+    (partial / "state" / "sub").mkdir()
+    (partial / "state" / "config.json").write_bytes(b"0123456789")
+    (partial / "state" / "sub" / "part").write_bytes(b"ab")
+    placed = store.finish_export(partial, "model")
+    assert store.files("export", "model") == {"config.json": 10, "sub/part": 2}
+    assert (placed / "config.json").is_file()
+    assert store.read("export", "model", "config.json", 4, 3) == (b"456", 10)
+    assert store.read("export", "model", "config.json", 8, 100) == (b"89", 10)
+    assert store.read("export", "model", "config.json", 20, 3) == (b"", 10)
+    with pytest.raises(InvalidRequestError, match="no export 'modle'; did you mean 'model'"):
+        store.files("export", "modle")
+
+
+def test_a_checkpoint_of_another_format_is_named(store, tmp_path):
+    save(store, "a")
+    manifest = tmp_path / "run" / "checkpoints" / "a" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
+    with pytest.raises(ConflictError, match="checkpoint 'a' has another format"):
+        store.checkpoint("a")
+
+
+def test_a_run_without_a_directory_says_how_to_give_one():
+    store = Store(None)
+    assert not store.available
+    assert store.checkpoints() == ()
+    assert store.latest() is None
+    with pytest.raises(InvalidRequestError, match="pass checkpoint_dir= to connect"):
+        store.begin("checkpoint", "a")
