@@ -29,9 +29,9 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def scores_of(group: Group, answer: str, tokenizer: Any) -> list[float]:
+def scores_of(group: Group, problem: dict[str, str], tokenizer: Any) -> list[float]:
     """1 for the answer and nothing after it, and a little for the way there."""
-    scores = []
+    scores, answer = [], problem["answer"]
     for sample in group:
         text = tokenizer.decode(sample.tokens, skip_special_tokens=True)
         exact = text == answer and sample.finish_reason == "stop"
@@ -57,8 +57,7 @@ def main(options: argparse.Namespace) -> None:
             chosen = [problems[index] for index in order.choice(len(problems), 64)]
             prompts = [tokenizer.encode(problem["prompt"]) for problem in chosen]
             groups = rl.sampling.generate(prompts, SamplingParams(n=16, max_tokens=2)).result()
-            answers = [problem["answer"] for problem in chosen]
-            scores = np.array([scores_of(*pair, tokenizer) for pair in zip(groups, answers)])
+            scores = np.array([scores_of(*pair, tokenizer) for pair in zip(groups, chosen)])
             batch = Batch.from_groups(groups, advantages=group_advantages(scores))
             backward = rl.training.forward_backward(batch, loss)  # submitted, not waited for
             update = rl.training.optim_step(AdamW(lr=0.01)).result()

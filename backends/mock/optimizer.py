@@ -31,7 +31,7 @@ class OptimizerState:
 def gradient_norm(gradient: Mapping[str, Floats]) -> float:
     """2-norm over all weights together; NaN or infinite where the gradient is."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return math.sqrt(math.fsum(float(np.square(array).sum()) for array in gradient.values()))
+        return math.sqrt(sum(float(np.square(array).sum()) for array in gradient.values()))
 
 
 def clipped(gradient: Weights, norm: float, max_norm: float | None) -> Weights:

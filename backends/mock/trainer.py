@@ -134,7 +134,7 @@ class Trainer:
                 context.progress(len(done), None, "forward and backward")
             self._state.gradient = total
             return ForwardBackwardResult(
-                value=math.fsum(value.value for value in done),
+                value=sum(value.value for value in done),
                 metrics=metric_values(merge_metrics(value.metrics for value in done)),
                 version=policy.version,
             )

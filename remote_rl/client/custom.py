@@ -9,11 +9,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import attrs
+import numpy as np
 
-from ..errors import DeadlineExceededError
+from ..errors import DeadlineExceededError, InvalidRequestError
 from ..losses import Cotangents, Custom, run_custom
 from ..requests import Forward, ForwardBackward
 from ..types.batch import Batch
+from ..types.ragged import Ragged
 from ..types.results import ForwardBackwardResult, Outputs
 from .faces import check_deadline
 from .operation import Call, Operation
@@ -27,6 +29,7 @@ def submit_custom(
     batch: Batch,
     loss: Custom,
     outputs: Outputs | None,
+    model: str,
     deadline: float | None,
 ) -> Operation[ForwardBackwardResult]:
     """Reserves the numbers of forward and forward_backward together, so that whatever is called
@@ -36,9 +39,11 @@ def submit_custom(
     raises the function's own exception. deadline: for both together, from now.
     """
     check_deadline(deadline)
+    if outputs is not None:
+        _check_outputs(outputs, batch, loss)
     begin = time.monotonic()
     sent = batch.only(())
-    forward = Forward(batch=sent, outputs=loss.required_outputs)
+    forward = Forward(batch=sent, outputs=loss.required_outputs, model=model)
     placeholder = Cotangents(
         values={
             name: sent.mask.with_values(sent.mask.values * 0.0) for name in loss.required_outputs
@@ -46,7 +51,7 @@ def submit_custom(
         version=0,
     )
     face._check("forward", forward)
-    face._check("forward_backward", ForwardBackward(batch=sent, loss=placeholder))
+    face._check("forward_backward", ForwardBackward(batch=sent, loss=placeholder, model=model))
     told: dict[str, Any] = {}
 
     def convert(result: ForwardBackwardResult) -> ForwardBackwardResult:
@@ -68,7 +73,7 @@ def submit_custom(
             value, cotangents, metrics = run_custom(loss, batch, held)
             told["value"] = value
             told["metrics"] = {**metrics, "custom/forwards": 0.0 if first is None else 1.0}
-            request = ForwardBackward(batch=sent, loss=cotangents)
+            request = ForwardBackward(batch=sent, loss=cotangents, model=model)
             face._check("forward_backward", request)
             left = _left(deadline, begin)
         except BaseException as error:  # noqa: BLE001 - whatever the caller's function raises is the outcome
@@ -78,6 +83,22 @@ def submit_custom(
 
     threading.Thread(target=work, name="remote_rl custom loss", daemon=True).start()
     return Operation(call)
+
+
+def _check_outputs(outputs: Outputs, batch: Batch, loss: Custom) -> None:
+    if not isinstance(outputs, Outputs):
+        raise InvalidRequestError(
+            f"outputs= takes the result of a forward, not a {type(outputs).__name__}",
+            field="outputs",
+        )
+    for name in sorted(loss.required_outputs):
+        rows: Ragged = getattr(outputs, name)
+        if not np.array_equal(rows.offsets, batch.responses.offsets):
+            raise InvalidRequestError(
+                f"the rows of outputs.{name} are not those of the batch's responses; take them "
+                "from a forward of this batch",
+                field="outputs",
+            )
 
 
 def _outcome(call: Call) -> Any:

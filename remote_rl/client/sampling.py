@@ -18,7 +18,12 @@ class Sampling(Face):
     """The sampler. Generates run beside each other and beside training, in no order."""
 
     def generate(
-        self, prompts: RaggedLike, params: SamplingParams, *, deadline: float | None = None
+        self,
+        prompts: RaggedLike,
+        params: SamplingParams,
+        *,
+        model: str = "policy",
+        deadline: float | None = None,
     ) -> GenerateOperation:
         """Draws `params.n` responses to each prompt.
 
@@ -34,7 +39,7 @@ class Sampling(Face):
                 "generate takes token ids, not text: encode prompts with Session.tokenizer()",
                 field="prompts",
             )
-        request = Generate(prompts=prompts, params=params)
+        request = Generate(prompts=prompts, params=params, model=model)
         sent = request.prompts
 
         def convert(generation: Generation) -> tuple[Group, ...]:
@@ -45,15 +50,18 @@ class Sampling(Face):
         )
         return operation
 
-    def finish_session(self, session_id: str) -> Operation[Done]:
+    def finish_session(self, session_id: str, *, model: str = "policy") -> Operation[Done]:
         """Says that no more requests of this `session_id` come."""
         operation: Operation[Done] = self._submit(
-            "finish_session", FinishSession(session_id=session_id)
+            "finish_session", FinishSession(session_id=session_id, model=model)
         )
         return operation
 
     def abort(
-        self, request_ids: Iterable[str | Operation[Any]] | Operation[Any] | str | None = None
+        self,
+        request_ids: Iterable[str | Operation[Any]] | Operation[Any] | str | None = None,
+        *,
+        model: str = "policy",
     ) -> Operation[Done]:
         """Ends generates early, their unfinished samples with finish_reason "abort".
 
@@ -67,20 +75,24 @@ class Sampling(Face):
             request_ids = [
                 each.request_id if isinstance(each, Operation) else each for each in request_ids
             ]
-        operation: Operation[Done] = self._submit("abort", Abort(request_ids=request_ids))
+        operation: Operation[Done] = self._submit(
+            "abort", Abort(request_ids=request_ids, model=model)
+        )
         return operation
 
-    def pause(self) -> Operation[Done]:
+    def pause(self, *, model: str = "policy") -> Operation[Done]:
         """Holds generation at the next token, until `resume`."""
-        operation: Operation[Done] = self._submit("pause", Pause())
+        operation: Operation[Done] = self._submit("pause", Pause(model=model))
         return operation
 
-    def resume(self) -> Operation[Done]:
+    def resume(self, *, model: str = "policy") -> Operation[Done]:
         """Lets generation go on."""
-        operation: Operation[Done] = self._submit("resume", Resume())
+        operation: Operation[Done] = self._submit("resume", Resume(model=model))
         return operation
 
-    def reset_prefix_cache(self) -> Operation[Done]:
+    def reset_prefix_cache(self, *, model: str = "policy") -> Operation[Done]:
         """Drops what the sampler cached of earlier prompts."""
-        operation: Operation[Done] = self._submit("reset_prefix_cache", ResetPrefixCache())
+        operation: Operation[Done] = self._submit(
+            "reset_prefix_cache", ResetPrefixCache(model=model)
+        )
         return operation

@@ -42,7 +42,8 @@ class Training(Face):
     """The trainer: weights, accumulated gradient, optimizer, snapshots, reference, checkpoints.
 
     All its operations, and `weights.sync`, execute in the order of the calls. `deadline` (seconds)
-    acts before an operation starts, never on one that runs.
+    acts before an operation starts, never on one that runs. `model` is "policy": a run holds one
+    model today, and any other is refused by name.
     """
 
     def forward(
@@ -51,6 +52,7 @@ class Training(Face):
         outputs: Iterable[str] = ("logprobs",),
         policy: str = "current",
         *,
+        model: str = "policy",
         deadline: float | None = None,
     ) -> Operation[Outputs]:
         """Per-token outputs, without a gradient.
@@ -58,7 +60,9 @@ class Training(Face):
         outputs: e.g. {"logprobs", "entropy"}. policy: "current", "reference" or a snapshot's name.
         The result's fields are Ragged[n] float32, entry t for response token t.
         """
-        request = Forward(batch=batch.only(()), outputs=frozenset(outputs), policy=policy)
+        request = Forward(
+            batch=batch.only(()), outputs=frozenset(outputs), policy=policy, model=model
+        )
         operation: Operation[Outputs] = self._submit("forward", request, deadline=deadline)
         return operation
 
@@ -68,6 +72,7 @@ class Training(Face):
         loss: Loss,
         *,
         outputs: Outputs | None = None,
+        model: str = "policy",
         deadline: float | None = None,
     ) -> Operation[ForwardBackwardResult]:
         """Adds the gradient of `loss` on `batch` to the accumulator.
@@ -77,55 +82,65 @@ class Training(Face):
         Raises `InvalidRequestError` where the batch lacks a field that the loss needs.
         """
         if isinstance(loss, Custom):
-            return submit_custom(self, batch, loss, outputs, deadline)
+            return submit_custom(self, batch, loss, outputs, model, deadline)
         if outputs is not None:
             raise_only_custom()
         loss.check(batch)
-        request = ForwardBackward(batch=batch.only(loss.required_fields), loss=loss)
+        request = ForwardBackward(batch=batch.only(loss.required_fields), loss=loss, model=model)
         operation: Operation[ForwardBackwardResult] = self._submit(
             "forward_backward", request, deadline=deadline
         )
         return operation
 
     def optim_step(
-        self, optimizer: AdamW, *, deadline: float | None = None
+        self, optimizer: AdamW, *, model: str = "policy", deadline: float | None = None
     ) -> Operation[OptimStepResult]:
         """Applies the accumulated gradient with these settings, and clears it."""
         operation: Operation[OptimStepResult] = self._submit(
-            "optim_step", OptimStep(optimizer=optimizer), deadline=deadline
+            "optim_step", OptimStep(optimizer=optimizer, model=model), deadline=deadline
         )
         return operation
 
-    def zero_grad(self, *, deadline: float | None = None) -> Operation[Done]:
+    def zero_grad(self, *, model: str = "policy", deadline: float | None = None) -> Operation[Done]:
         """Discards the accumulated gradient, and with it an earlier failure."""
-        operation: Operation[Done] = self._submit("zero_grad", ZeroGrad(), deadline=deadline)
+        operation: Operation[Done] = self._submit(
+            "zero_grad", ZeroGrad(model=model), deadline=deadline
+        )
         return operation
 
-    def snapshot(self, name: str, *, deadline: float | None = None) -> Operation[Done]:
+    def snapshot(
+        self, name: str, *, model: str = "policy", deadline: float | None = None
+    ) -> Operation[Done]:
         """Keeps the current weights under `name` in the trainer's memory."""
         operation: Operation[Done] = self._submit(
-            "snapshot", Snapshot(name=name), deadline=deadline
+            "snapshot", Snapshot(name=name, model=model), deadline=deadline
         )
         return operation
 
-    def restore_snapshot(self, name: str, *, deadline: float | None = None) -> Operation[Done]:
+    def restore_snapshot(
+        self, name: str, *, model: str = "policy", deadline: float | None = None
+    ) -> Operation[Done]:
         """Makes a snapshot's weights the current ones, under a new version."""
         operation: Operation[Done] = self._submit(
-            "restore_snapshot", RestoreSnapshot(name=name), deadline=deadline
+            "restore_snapshot", RestoreSnapshot(name=name, model=model), deadline=deadline
         )
         return operation
 
-    def drop_snapshot(self, name: str, *, deadline: float | None = None) -> Operation[Done]:
+    def drop_snapshot(
+        self, name: str, *, model: str = "policy", deadline: float | None = None
+    ) -> Operation[Done]:
         """Forgets a snapshot."""
         operation: Operation[Done] = self._submit(
-            "drop_snapshot", DropSnapshot(name=name), deadline=deadline
+            "drop_snapshot", DropSnapshot(name=name, model=model), deadline=deadline
         )
         return operation
 
-    def set_reference(self, source: str, *, deadline: float | None = None) -> Operation[Done]:
+    def set_reference(
+        self, source: str, *, model: str = "policy", deadline: float | None = None
+    ) -> Operation[Done]:
         """Sets the reference policy: "base", "current" or a snapshot's name."""
         operation: Operation[Done] = self._submit(
-            "set_reference", SetReference(source=source), deadline=deadline
+            "set_reference", SetReference(source=source, model=model), deadline=deadline
         )
         return operation
 
@@ -135,27 +150,33 @@ class Training(Face):
         metadata: Mapping[str, Any] | None = None,
         optimizer: bool = True,
         *,
+        model: str = "policy",
         deadline: float | None = None,
     ) -> Operation[CheckpointInfo]:
         """Writes a checkpoint; refused where the name exists or a gradient is accumulated.
 
         metadata: JSON values of the caller's, returned by `load` and `checkpoints`.
         """
-        request = Save(name=name, metadata=metadata, optimizer=optimizer)
+        request = Save(name=name, metadata=metadata, optimizer=optimizer, model=model)
         operation: Operation[CheckpointInfo] = self._submit("save", request, deadline=deadline)
         return operation
 
     def load(
-        self, name: str, optimizer: bool = True, *, deadline: float | None = None
+        self,
+        name: str,
+        optimizer: bool = True,
+        *,
+        model: str = "policy",
+        deadline: float | None = None,
     ) -> Operation[LoadResult]:
         """Restores a checkpoint; with optimizer=False the optimizer is fresh afterwards."""
         operation: Operation[LoadResult] = self._submit(
-            "load", Load(name=name, optimizer=optimizer), deadline=deadline
+            "load", Load(name=name, optimizer=optimizer, model=model), deadline=deadline
         )
         return operation
 
     def checkpoints(
-        self, *, deadline: float | None = None
+        self, *, model: str = "policy", deadline: float | None = None
     ) -> Operation[tuple[CheckpointInfo, ...]]:
         """The run's checkpoints, oldest first."""
 
@@ -163,20 +184,26 @@ class Training(Face):
             return listed.checkpoints
 
         operation: Operation[tuple[CheckpointInfo, ...]] = self._submit(
-            "checkpoints", Checkpoints(), convert, deadline
+            "checkpoints", Checkpoints(model=model), convert, deadline
         )
         return operation
 
-    def delete(self, name: str, *, deadline: float | None = None) -> Operation[Done]:
+    def delete(
+        self, name: str, *, model: str = "policy", deadline: float | None = None
+    ) -> Operation[Done]:
         """Removes a checkpoint."""
-        operation: Operation[Done] = self._submit("delete", Delete(name=name), deadline=deadline)
+        operation: Operation[Done] = self._submit(
+            "delete", Delete(name=name, model=model), deadline=deadline
+        )
         return operation
 
-    def export(self, name: str, *, deadline: float | None = None) -> Operation[ExportReceipt]:
+    def export(
+        self, name: str, *, model: str = "policy", deadline: float | None = None
+    ) -> Operation[ExportReceipt]:
         """Writes the current weights as a Hugging Face directory on the backend's side; fetch it
         with `Session.download("export", name, destination)`."""
         operation: Operation[ExportReceipt] = self._submit(
-            "export", Export(name=name), deadline=deadline
+            "export", Export(name=name, model=model), deadline=deadline
         )
         return operation
 

@@ -20,6 +20,7 @@ class Weights(Face):
         in_flight: InFlight = "keep",
         label: Label = None,
         *,
+        model: str = "policy",
         deadline: float | None = None,
     ) -> Operation[SyncReceipt]:
         """Carries the trainer's weights to the sampler.
@@ -29,7 +30,7 @@ class Weights(Face):
         least its version.
         """
         operation: Operation[SyncReceipt] = self._submit(
-            "sync", Sync(in_flight=in_flight, label=label), deadline=deadline
+            "sync", Sync(in_flight=in_flight, label=label, model=model), deadline=deadline
         )
         return operation
 
@@ -39,6 +40,7 @@ class Weights(Face):
         in_flight: InFlight = "keep",
         label: Label = None,
         *,
+        model: str = "policy",
         deadline: float | None = None,
     ) -> Operation[SyncReceipt]:
         """Carries tensors of this process to the sampler, for a trainer that is local.
@@ -46,11 +48,11 @@ class Weights(Face):
         tensors: every tensor of the model by name, each a numpy array, torch tensor or `Tensor`;
         missing, extra and misshaped ones are refused before anything changes.
         """
-        request = Push(tensors=tensors, in_flight=in_flight, label=label)
+        request = Push(tensors=tensors, in_flight=in_flight, label=label, model=model)
         operation: Operation[SyncReceipt] = self._submit("push", request, deadline=deadline)
         return operation
 
-    def version(self) -> Operation[WeightsVersion]:
+    def version(self, *, model: str = "policy") -> Operation[WeightsVersion]:
         """Which versions trainer and sampler hold, after all that was submitted before."""
-        operation: Operation[WeightsVersion] = self._submit("version", Version())
+        operation: Operation[WeightsVersion] = self._submit("version", Version(model=model))
         return operation

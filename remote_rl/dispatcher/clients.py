@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from ..errors import ProtocolError
-from ..messages import Key, Outcome, PartialSamples, ProgressReport, Waited
+from ..messages import Outcome, PartialSamples, ProgressReport, Waited
 from ..ops import Stream
 from ..types.generation import Generation
 from .leases import Lease
@@ -38,9 +39,12 @@ class Client:
         for stream in self.streams.values():
             yield from stream
 
-    def acknowledge(self, keys: Iterable[Key]) -> None:
+    def acknowledge(self, keys: Iterable[tuple[Any, ...]]) -> None:
         """The client holds these outcomes."""
-        for stream, number in keys:
+        for key in keys:
+            if len(key) != 2 or type(key[0]) is not str or type(key[1]) is not int:
+                raise ProtocolError(f"{key!r} is no stream and number of an operation")
+            stream, number = key
             if stream not in self.streams:
                 raise ProtocolError(f"there is no stream {stream!r}")
             self.streams[stream].acknowledge(number)
@@ -99,7 +103,11 @@ class Client:
     def _partials(self, cursors: Mapping[str, int]) -> tuple[PartialSamples, ...]:
         partials = []
         for text, held in cursors.items():
-            record = self.streams[Stream.SAMPLING.value].get(int(text)) if text.isdigit() else None
+            if not text.isdecimal() or type(held) is not int or held < 0:
+                raise ProtocolError(
+                    f"{text!r}: {held!r} is no number of a generate and its samples"
+                )
+            record = self.streams[Stream.SAMPLING.value].get(int(text))
             if record is None or record.done or len(record.samples) <= held:
                 continue
             fresh = record.samples[held:]

@@ -226,6 +226,8 @@ class Dispatcher:
             waited = client.collect(message.cursors, with_progress=now >= quiet_until)
             if waited.outcomes or waited.partials or waited.progress or now >= end:
                 return waited
+            if not self.gate.holds(client):
+                return waited  # whoever asks again is told why
             pause = end - now if now >= quiet_until else min(end, quiet_until) - now
             await client.changed(pause)
 

@@ -68,6 +68,10 @@ class Gate:
         self.leases.renew(message.client_id, self._clock.now())
         return self.clients[message.client_id]
 
+    def holds(self, client: Client) -> bool:
+        """Whether the client's lease and the run go on."""
+        return self.lost is None and self.clients.get(client.lease.client_id) is client
+
     def lose(self, error: RunLostError) -> None:
         """The run is over: every operation and every later message fails with `error`."""
         if self.lost is None:

@@ -96,7 +96,9 @@ class Rules:
         """Takes in a failure of an operation that had been accepted; `began`: the backend had
         been called. What was to accumulate and didn't spoils the gradient either way."""
         if (row.accumulates or (row.dirties and began)) and self.dirty is None:
-            self.dirty, self.dirty_operation = error, row.name
+            self.dirty = error
+            # an abandoned number was reserved by a forward_backward, the name its caller knows
+            self.dirty_operation = "forward_backward" if row.accumulates else row.name
             self._touch(row)
 
     def loading(self, saved_version: int) -> None:

@@ -97,6 +97,7 @@ class ClientStream:
         if record is None or not record.done:
             return
         self._acknowledged.add(number)
+        record.delivered = True
         # one that was settled before its turn (a tombstone) still holds its place in the order
         if not self.sequenced or number < self._next:
             del self._records[number]

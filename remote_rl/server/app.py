@@ -20,7 +20,7 @@ from ..errors import (
     RemoteRLError,
     as_remote_error,
 )
-from ..messages import Message, Wait
+from ..messages import Message
 from ..transports.bodies import (
     CHUNK_BYTES,
     FRAME_TYPE,
@@ -43,7 +43,9 @@ log = logging.getLogger("remote_rl.server")
 class Handler(Protocol):
     """What is served: `remote_rl.dispatcher.Dispatcher`, or whatever answers messages."""
 
-    async def handle(self, message: Message) -> Any: ...
+    async def handle(self, message: Message) -> Any:
+        """The reply. Cancelled where the client hangs up: nobody waits for this answer any more,
+        and what the message asked for goes on."""
 
 
 def application(
@@ -63,8 +65,8 @@ def application(
 
 
 def runner(app: web.Application, shutdown_seconds: float = 5.0) -> web.AppRunner:
-    """The application's runner. A client that hangs up ends its wait, and nothing else; bodies
-    are never decompressed, so that no small one becomes a large one."""
+    """The application's runner. A client that hangs up cancels its `handle`; bodies are never
+    decompressed, so that no small one becomes a large one."""
     return web.AppRunner(
         app,
         handler_cancellation=True,
@@ -111,7 +113,7 @@ class _Messages:
             body = await self._body(request)
             message = await _decoded(body, message_class)
             del body
-            frame = encode(await self._handle(message))
+            frame = encode(await self._handler.handle(message))
         except _Refusal as refusal:
             return _refuse(refusal)
         except RemoteRLError as error:
@@ -183,20 +185,6 @@ class _Messages:
             return await receive(request.content, self._max_body)
         except InvalidRequestError as error:
             raise _Refusal(413, error) from error
-
-    async def _handle(self, message: Message) -> Any:
-        if isinstance(message, Wait):
-            return await self._handler.handle(message)
-        # whoever hangs up hasn't taken back what was asked
-        task = asyncio.ensure_future(self._handler.handle(message))
-        task.add_done_callback(_look_at)
-        return await asyncio.shield(task)
-
-
-def _look_at(task: asyncio.Future[Any]) -> None:
-    """Takes note of a failure that nobody is left to hear, so that asyncio doesn't complain."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _names_loopback(host: str) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import InvalidRequestError
 from . import batch_fields
 from .arrays import Array, row_indices
-from .batch_fields import PER_TOKEN_FLOATS, spread
+from .batch_fields import PER_TOKEN_FLOATS
 from .fields import LOCAL, RESERVED, SEMANTIC, only_default, strict
 from .ragged import Ragged
 
@@ -33,7 +33,8 @@ class Batch:
     temperature:        [n], float32, > 0; a scalar is broadcast; 0 (greedy) counts as 1
     mask:               Ragged[n], uint8, 1 where the loss counts the token; None means all ones
     importance_weights: Ragged[n], float32, multiplies the policy term, never a denominator
-    advantages, old_logprobs, ref_logprobs, sampling_logprobs: Ragged[n], float32, optional
+    advantages:         Ragged[n], float32; both may be given as [n], one value a response
+    old_logprobs, ref_logprobs, sampling_logprobs: Ragged[n], float32, optional
     policy_version:     [n], int64, the first version that sampled the response; never sent
     extras:             mapping of name to array[n], the loop's own columns; never sent
     prompt_parent, attachments: reserved, None
@@ -86,6 +87,11 @@ class Batch:
         if len(self.temperature) == 1 and rows != 1:
             repeated = np.broadcast_to(self.temperature, (rows,))
             object.__setattr__(self, "temperature", repeated)
+        for name in batch_fields.ONE_A_RESPONSE:
+            given = getattr(self, name)
+            if isinstance(given, np.ndarray):
+                held = batch_fields.spread(given, self.responses, name)
+                object.__setattr__(self, name, held)
         batch_fields.check_rows(self, rows)
         batch_fields.check_values(self)
         if not self.temperature.all():
@@ -105,8 +111,8 @@ class Batch:
     ) -> Batch:
         """The batch of all samples of `groups`, in order, each group's prompt shared.
 
-        advantages: [n], one a sample (spread over its tokens), or per token (rows or Ragged), or
-        None. Mask (ones), temperature, policy version, `sampling_logprobs` and `old_logprobs`
+        advantages: [n] or [groups, samples], one a sample, or per token (rows or Ragged), or None.
+        Mask (ones), temperature, policy version, `sampling_logprobs` and `old_logprobs`
         come from the samples; the logprobs are left None where a sample has none. Equal prompts
         of different groups stay apart; see `share_prompts`.
         """
@@ -122,7 +128,7 @@ class Batch:
             prompt_index=np.repeat(np.arange(len(several), dtype=np.int32), sizes),
             responses=responses,
             temperature=np.repeat([np.float32(group.temperature) for group in several], sizes),
-            advantages=spread(advantages, responses, "advantages"),
+            advantages=_flattened(advantages, sizes),
             old_logprobs=logprobs,
             sampling_logprobs=logprobs,
             policy_version=np.array([sample.first_version for sample in samples], np.int64),
@@ -200,12 +206,7 @@ class Batch:
         )
 
     def replace(self, **fields: Any) -> Batch:
-        """A copy with other values for some fields; per-token fields may be given as [n]."""
-        if "responses" in fields:
-            fields["responses"] = batch_fields.responses(fields["responses"])
-        for name in PER_TOKEN_FLOATS:
-            if fields.get(name) is not None:
-                fields[name] = spread(fields[name], fields.get("responses", self.responses), name)
+        """A copy with other values for some fields, checked as a new batch is."""
         return attrs.evolve(self, **fields)
 
     def only(self, fields: Iterable[str]) -> Batch:
@@ -222,6 +223,16 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.responses)
+
+    def staleness(self, version: int) -> Array:
+        """[n] int64: how many versions lie between the one that first sampled each response and
+        `version` (the trainer's, as a rule)."""
+        if self.policy_version is None:
+            raise InvalidRequestError(
+                "this batch has no policy_version; Batch.from_groups sets it from the samples",
+                field="policy_version",
+            )
+        return version - self.policy_version
 
     @property
     def tokens(self) -> int:
@@ -249,6 +260,14 @@ class Batch:
             + (f", extras {', '.join(self.extras)}" if self.extras else "")
             + ")"
         )
+
+
+def _flattened(advantages: Any, sizes: list[int]) -> Any:
+    """[groups, samples of each] as [n]; anything else as it is."""
+    shape = getattr(advantages, "shape", None)
+    if shape is not None and len(shape) == 2 and sizes == [shape[1]] * shape[0]:
+        return advantages.reshape(-1)
+    return advantages
 
 
 def _all_or_none(name: str, fields: list[Any]) -> list[Any] | None:

@@ -27,6 +27,10 @@ PER_TOKEN_FLOATS = (
 )
 
 
+#: those that may be given as one value a response
+ONE_A_RESPONSE = ("importance_weights", "advantages")
+
+
 # one converter a field, so that type checkers know what each takes and errors name it
 
 
@@ -69,14 +73,24 @@ def _floats(data: RaggedLike | None, name: str) -> Ragged | None:
     return None if data is None else Ragged.of(data, np.float32, f"Batch.{name}")
 
 
-def importance_weights(data: RaggedLike | None) -> Ragged | None:
-    """Ragged float32 or None."""
-    return _floats(data, "importance_weights")
+def _floats_or_column(data: RaggedLike | ColumnLike | None, name: str) -> Ragged | None:
+    """Rows, or one value a response, which stays an array until the batch spreads it."""
+    given: Any = data
+    if not isinstance(given, Ragged) and not getattr(given, "is_nested", False):
+        given = given if hasattr(given, "ndim") or not _iterable(given) else list(given)
+        if _one_a_row(given):
+            return cast(Ragged, _column(given, np.float32, name))
+    return _floats(given, name)
 
 
-def advantages(data: RaggedLike | None) -> Ragged | None:
-    """Ragged float32 or None."""
-    return _floats(data, "advantages")
+def importance_weights(data: RaggedLike | ColumnLike | None) -> Ragged | None:
+    """Ragged float32, [n] float32 or None."""
+    return _floats_or_column(data, "importance_weights")
+
+
+def advantages(data: RaggedLike | ColumnLike | None) -> Ragged | None:
+    """Ragged float32, [n] float32 or None."""
+    return _floats_or_column(data, "advantages")
 
 
 def old_logprobs(data: RaggedLike | None) -> Ragged | None:
@@ -209,24 +223,15 @@ def checked_extras(extras: Mapping[str, Any], rows: int) -> dict[str, Array]:
     return columns
 
 
-def spread(values: Any, responses: Ragged, name: str) -> Ragged | None:
-    """Per-token float32 values of field `name`: [n] is repeated over each response, rows are taken
-    as they are."""
-    what = f"Batch.{name}"
-    if values is None:
-        return None
-    if not isinstance(values, Ragged) and not getattr(values, "is_nested", False):
-        values = values if hasattr(values, "ndim") or not _iterable(values) else list(values)
-        if _one_a_row(values):
-            column = cast_array(to_numpy(values).reshape(-1), np.float32, what)
-            if len(column) != len(responses):
-                raise InvalidRequestError(
-                    f"{what} has {len(column)} values for {len(responses)} responses; give one a "
-                    "response or one a token",
-                    field=name,
-                )
-            return responses.with_values(np.repeat(column, responses.lengths))
-    return Ragged.of(values, np.float32, what)
+def spread(column: Array, responses: Ragged, name: str) -> Ragged:
+    """Field `name`, given as one value a response, repeated over each response's tokens."""
+    if len(column) != len(responses):
+        raise InvalidRequestError(
+            f"Batch.{name} has {len(column)} values for {len(responses)} responses; give one a "
+            "response or one a token",
+            field=name,
+        )
+    return responses.with_values(np.repeat(column, responses.lengths))
 
 
 def _iterable(values: Any) -> bool:

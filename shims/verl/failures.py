@@ -25,17 +25,12 @@ async def report(error: Exception) -> None:
     )
 
 
-def reported() -> list[str]:
-    """The failures so far."""
-    listed = transfer_queue.kv_list(partition_id=_PARTITION) or {}
-    return [tag["error"] for tag in listed.get(_PARTITION, {}).values()]
-
-
-def raise_reported() -> None:
+def raise_reported(cause: Exception | None = None) -> None:
     """In the trainer, before a batch is used: raises where a generation failed for good."""
-    failed = reported()
+    listed = transfer_queue.kv_list(partition_id=_PARTITION) or {}
+    failed = [tag["error"] for tag in listed.get(_PARTITION, {}).values()]
     if failed:
         raise errors.BackendError(
-            f"{len(failed)} generations failed for good, the first with {failed[0]!r}; verl would "
-            "train on without them, so the training stops here"
-        )
+            f"{len(failed)} of the generations failed for good, the first with {failed[0]!r}; "
+            "verl would train on without them, so the training stops here"
+        ) from cause

@@ -53,8 +53,8 @@ class RemoteTrainer(PPOTrainerSync):
             try:
                 super().fit(agent_loop_manager)
             except RuntimeError as error:
-                for failure in failures.reported()[:1]:
-                    error.add_note(f"a generation had failed with {failure!r}")
+                # where every generation of a step failed, verl itself stops, for another reason
+                failures.raise_reported(cause=error)
                 raise
 
     def _init_resource_pool_mgr(self) -> None:

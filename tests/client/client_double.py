@@ -4,12 +4,13 @@ command, and operations that last until a test lets them go."""
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from typing import Any
 
 import numpy as np
 
-from remote_rl import ops
+from remote_rl import Operation, ops
 from remote_rl.losses import LOSSES
 from remote_rl.protocol import Capabilities, ModelInfo, TokenizerFiles
 from remote_rl.types import (
@@ -225,3 +226,9 @@ class Double:
 
     async def finish_session(self, request: Any, context: Any) -> None:
         await self._enter("finish_session", request, request.session_id)
+
+
+def ended(operation: Operation[Any]) -> None:
+    """Waits for the end of an operation without looking at its outcome."""
+    concurrent.futures.wait([operation._call.future], 60)
+    assert operation.done()

@@ -10,7 +10,8 @@ import pytest
 from client_double import Double, Hold
 from client_server import Server
 
-from remote_rl import Batch, Session, connect
+from backends.mock import create
+from remote_rl import AdamW, Batch, Session, connect, losses
 from remote_rl.messages import Message
 from remote_rl.transports.http import HttpTransport
 from remote_rl.transports.inprocess import InProcessTransport
@@ -78,6 +79,49 @@ def batch() -> Batch:
         old_logprobs=[[-1.0, -2.0, -1.5], [-0.5], [-2.5, -1.0]],
         ref_logprobs=[[-1.5, -1.0, -2.0], [-0.75], [-2.0, -1.25]],
     )
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 12,
+    "window": 2,
+    "embedding_size": 4,
+    "hidden_size": 8,
+    "initial_scale": 1.0,
+    "eos_token_ids": (),
+}
+
+
+def small_mock(**options: Any) -> Any:
+    """A mock backend of a few hundred weights; ids 0 to 11, no end of sequence."""
+    return create(**{**SMALL, **options})
+
+
+@pytest.fixture
+def mock() -> Any:
+    """One such backend, not started; its `calls` are the log."""
+    return small_mock()
+
+
+@pytest.fixture
+def mocked(session_factory: SessionFactory, mock: Any, tmp_path: Path) -> Session:
+    """A session on `mock`, with a directory for checkpoints."""
+    return session_factory(mock, checkpoint_dir=tmp_path / "run")
+
+
+def learn(rl: Session, batch: Batch, steps: int = 1, lr: float = 0.05) -> None:
+    """A few steps of supervised training."""
+    for _ in range(steps):
+        rl.training.forward_backward(batch, losses.CrossEntropy())
+        rl.training.optim_step(AdamW(lr=lr))
+    rl.weights.version().result()
+
+
+def logprobs(rl: Session, batch: Batch, policy: str = "current") -> list[float]:
+    """Of every response token, under a policy."""
+    values: list[float] = (
+        rl.training.forward(batch, policy=policy).result().logprobs.values.tolist()
+    )
+    return values
 
 
 class Doorkeeper:

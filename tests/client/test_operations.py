@@ -128,9 +128,7 @@ def test_calls_without_a_lock_get_each_number_once(
     rl: Session, double: Double, batch: Batch
 ) -> None:
     with ThreadPoolExecutor(8) as pool:
-        operations = list(
-            pool.map(lambda _: rl.training.forward_backward(batch, LOSS), range(40))
-        )
+        operations = list(pool.map(lambda _: rl.training.forward_backward(batch, LOSS), range(40)))
     numbers = [operation._call.number for operation in operations]
     assert sorted(numbers) == list(range(1, 41))
     for operation in operations:

@@ -116,9 +116,7 @@ def test_after_a_failed_forward_backward(
     assert rl.weights.sync().result().version == 1
 
 
-def test_every_later_one_names_the_first_failure(
-    rl: Session, double: Double, batch: Batch
-) -> None:
+def test_every_later_one_names_the_first_failure(rl: Session, double: Double, batch: Batch) -> None:
     double.faults["forward_backward", 1] = BackendError("first")
     double.faults["optim_step", 1] = BackendError("never reached")
     operations = [

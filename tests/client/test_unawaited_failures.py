@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-from typing import Any
-
 import pytest
-from client_double import Double
+from client_double import Double, ended
 
-from remote_rl import AdamW, Batch, Operation, SamplingParams, Session, connect, losses
+from remote_rl import AdamW, Batch, SamplingParams, Session, connect, losses
 from remote_rl.errors import BackendError, ConflictError, DirtyGradientsError
 
 LOSS = losses.CrossEntropy()
-
-
-def ended(operation: Operation[Any]) -> None:
-    """Waits for the end without looking at the outcome."""
-    concurrent.futures.wait([operation._call.future], 60)
-    assert operation.done()
 
 
 def drop_a_failure(rl: Session, double: Double, batch: Batch) -> None:
@@ -77,9 +68,7 @@ def test_the_askers_own_failure_comes_first(rl: Session, double: Double, batch: 
         rl.close()
 
 
-def test_a_pipelines_cause_is_not_raised_twice(
-    rl: Session, double: Double, batch: Batch
-) -> None:
+def test_a_pipelines_cause_is_not_raised_twice(rl: Session, double: Double, batch: Batch) -> None:
     """The optim_step's DirtyGradientsError holds the dropped failure as its cause."""
     double.faults["forward_backward", 1] = BackendError("first")
     rl.training.forward_backward(batch, LOSS)

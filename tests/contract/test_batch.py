@@ -330,11 +330,29 @@ def test_replace_fits_values_to_the_new_responses():
     assert batch.mask.to_rows() == [[1], [1, 1]]
 
 
+@pytest.mark.parametrize("name", ["advantages", "importance_weights"])
+def test_one_value_a_response_is_spread_wherever_a_batch_is_made(name):
+    tokens = {"prompts": [[1]], "prompt_index": [0, 0], "responses": [[4, 5], [6]]}
+    batch = Batch(**tokens, temperature=1.0, **{name: [0.5, -2]})
+    assert getattr(batch, name).to_rows() == [[0.5, 0.5], [-2]]
+    assert getattr(batch.replace(**{name: np.array([3, 4])}), name).to_rows() == [[3, 3], [4]]
+    assert getattr(batch.replace(**{name: [[1, 2], [3]]}), name).to_rows() == [[1, 2], [3]]
+
+
+def test_staleness_counts_versions_and_needs_them():
+    batch = batch_of().replace(policy_version=[3, 5])
+    assert batch.staleness(6).tolist() == [3, 1]
+    with pytest.raises(InvalidRequestError, match="no policy_version"):
+        batch_of().replace(policy_version=None).staleness(6)
+
+
 def test_replace_refuses_what_the_constructor_would():
     with pytest.raises(UnknownNameError, match="did you mean 'advantages'"):
         batch_of().replace(advantges=[1, 2])
-    with pytest.raises(InvalidRequestError, match=r"Batch.old_logprobs has 3 values for 2"):
-        batch_of().replace(old_logprobs=[1, 2, 3])
+    with pytest.raises(InvalidRequestError, match=r"Batch.advantages has 3 values for 2"):
+        batch_of().replace(advantages=[1, 2, 3])
+    with pytest.raises(InvalidRequestError, match=r"row 0 of Batch.old_logprobs must be a flat"):
+        batch_of().replace(old_logprobs=[1, 2])  # one a response means nothing here
     with pytest.raises(InvalidRequestError, match=r"row 0 of Batch.mask has 2 entries"):
         batch_of().replace(responses=[[7], [8]])
 

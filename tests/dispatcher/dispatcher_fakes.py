@@ -1,4 +1,4 @@
-"""A backend, a clock and a driver of messages for the dispatcher's tests; no time passes by itself."""
+"""A backend, a clock and a speaker of messages for the dispatcher's tests; time stands still."""
 
 import asyncio
 import contextlib

@@ -45,7 +45,7 @@ def test_a_lease_lasts_until_it_is_not_renewed(leases):
     assert leases.expire(119.8) == ()
     assert ids(leases.expire(119.9)) == ["a"]
     assert leases.driver is None
-    with pytest.raises(LeaseError, match="client a holds no lease .* not renewed for 60 s"):
+    with pytest.raises(LeaseError, match=r"client a holds no lease .* not renewed for 60 s"):
         leases.renew("a", 120.0)
     assert leases.attach_driver("b", 120.0, False).epoch == 2
 

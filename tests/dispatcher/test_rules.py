@@ -240,7 +240,7 @@ def test_cotangents_of_another_version_are_a_conflict():
         ForwardBackward(batch=BATCH, loss=losses.Cotangents(values=values, version=version))
         for version in (0, 1)
     )
-    with pytest.raises(ConflictError, match="taken at version 0, .* at version 1") as caught:
+    with pytest.raises(ConflictError, match=r"taken at version 0, .* at version 1") as caught:
         do(rules, "forward_backward", 1, stale)
     assert caught.value.details == {"taken": 0, "current": 1}
     do(rules, "forward_backward", 1, fresh)

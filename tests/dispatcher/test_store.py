@@ -53,25 +53,27 @@ def test_what_a_crash_left_is_swept_at_the_start(store, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "note.txt"]
 
 
+def finish(store, kind, partial, name):
+    if kind == "export":
+        return store.finish_export(partial, name)
+    return store.finish_checkpoint(
+        partial, CheckpointInfo(name=name, version=9, optimizer=False), {}
+    )
+
+
 @pytest.mark.parametrize("kind", ["checkpoint", "export"])
 def test_an_existing_name_is_refused_before_and_after_writing(store, kind):
-    late = store.begin(kind, "a")
-    (late / "state" / "f").write_bytes(b"late")
-    if kind == "checkpoint":
-        save(store, "a")
-    else:
-        early = store.begin(kind, "a")
-        (early / "state" / "f").write_bytes(b"early")
-        store.finish_export(early, "a")
+    early, late = store.begin(kind, "a"), store.begin(kind, "a")
+    for partial in (early, late):
+        (partial / "state" / "written").write_text(partial.name)
+    finish(store, kind, early, "a")
     message = f"{kind} 'a' exists; choose another name or delete it"
     with pytest.raises(ConflictError, match=message):
         store.begin(kind, "a")
     with pytest.raises(ConflictError, match=message):
-        if kind == "checkpoint":
-            info = CheckpointInfo(name="a", version=9, optimizer=False)
-            store.finish_checkpoint(late, info, {})
-        else:
-            store.finish_export(late, "a")
+        finish(store, kind, late, "a")
+    path = "written" if kind == "export" else "state/written"
+    assert store.read(kind, "a", path, 0, 100)[0] == early.name.encode()
 
 
 def test_listing_is_oldest_first_and_latest_is_the_last(store, monkeypatch):

@@ -111,6 +111,20 @@ def test_a_tombstone_answers_whatever_its_number_was_meant_for():
     assert numbers_of(stream.add(record(1))) == [1, 2]  # it has its turn, and holds nothing up
 
 
+def test_a_tombstone_acknowledged_before_its_turn_still_holds_its_place():
+    stream = ClientStream(Stream.TRAINING)
+    buried = record(2)
+    buried.tombstone = True
+    buried.settle(error=OperationCancelled("cancelled"))
+    stream.add(buried)
+    stream.acknowledge(2)
+    with pytest.raises(ConflictError, match="finished and acknowledged"):
+        stream.find(2, "zero_grad", "d")
+    assert numbers_of(stream.add(record(1))) == [1, 2]
+    assert numbers_of(stream.add(record(3))) == [3]
+    assert numbers_of(stream) == [1, 3]
+
+
 def test_a_settled_record_lets_go_of_its_request_and_samples():
     one = record(1)
     one.samples.append("sample")

@@ -4,7 +4,8 @@
 
 Every fenced block is one of
 
-* python: executed, all of a page in order, in one namespace;
+* python: executed, all of a page in order, in one namespace; one that begins indented goes on
+  where the last one ended (a class told in pieces);
 * console: each line after "$ " is run by bash; the lines below it must be in its output, in this
   order, where "..." stands for any text. After `<!-- background -->` the command is a server: it
   runs until the page ends, and the page goes on once the expected lines were printed;
@@ -91,6 +92,7 @@ class Page:
         self.path = path
         self.port = str(_free_port())
         self.namespace: dict[str, Any] = {"__name__": "__main__"}
+        self.source = ""
         self.servers: list[subprocess.Popen[str]] = []
         here = str(Path(sys.executable).parent)
         self.environment = {**os.environ, "PATH": here + os.pathsep + os.environ.get("PATH", "")}
@@ -112,8 +114,11 @@ class Page:
     def _run_block(self, block: Block) -> None:
         code = block.code.replace(PORT, self.port)
         if block.language == "python":
-            padding = "\n" * (block.line - 1)  # so that tracebacks show the page's own line
-            exec(compile(padding + code, str(self.path), "exec"), self.namespace)
+            if not code.startswith(" "):
+                self.source = ""
+            missing = block.line - 1 - self.source.count("\n")
+            self.source += "\n" * missing + code  # every line at its place, for tracebacks
+            exec(compile(self.source, str(self.path), "exec"), self.namespace)
         elif block.language == "toml":
             tomllib.loads(code)
         elif block.language == "json":

@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts connections in the middle of whatever they carry, in a thread of its own."""
+"""A TCP proxy, in a thread of its own, that cuts connections wherever they happen to be."""
 
 from __future__ import annotations
 

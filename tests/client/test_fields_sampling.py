@@ -1,0 +1,128 @@
+"""Each semantic field of generates, aborts, syncs and pushes changes what the mock samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from client_proofs import Lab, Proof, check, outcome, until_started
+from conftest import SessionFactory, learn
+
+from remote_rl import Batch, SamplingParams, Tensor
+
+PROMPTS = [[1], [2, 3]]
+FIXED: dict[str, Any] = {"n": 4, "max_tokens": 8, "seed": 5}
+SLOW = {"latency": {"token": 3600.0}}
+TEXT = {"vocab_size": 259}
+LETTERS = tuple("abcdefghijklmnopqrstuvwxyz")
+
+
+def samples(lab: Lab, params: SamplingParams, prompts: Any = PROMPTS) -> Any:
+    groups = lab.rl.sampling.generate(prompts, params).result(60)
+    return [
+        (
+            sample.tokens.tolist(),
+            None if sample.logprobs is None else sample.logprobs.tolist(),
+            None if sample.drawn_logprobs is None else sample.drawn_logprobs.tolist(),
+            sample.finish_reason,
+            sample.label,
+        )
+        for group in groups
+        for sample in group
+    ]
+
+
+def of_params(field: str, one: Any, other: Any, **options: Any) -> Proof:
+    both = [SamplingParams(**{**FIXED, field: value}) for value in (one, other)]
+    return Proof(samples, *both, options)
+
+
+def aborted(lab: Lab, chosen: int) -> Any:
+    """Which of two is done after an abort of one."""
+    operations = [lab.rl.sampling.generate([[1]], SamplingParams(max_tokens=9)) for _ in range(2)]
+    lab.rl.sampling.abort([operations[chosen].request_id]).result(60)
+    operations[chosen].result(60)
+    return [operation.done() for operation in operations]
+
+
+def tensors(lab: Lab, value: float) -> dict[str, Any]:
+    return {name: np.full(w.shape, value) for name, w in lab.backend.training.policy.weights.items()}
+
+
+def carry(lab: Lab, how: str, **fields: Any) -> Any:
+    """A sync or a push, and which version an earlier generate ended with."""
+    operation = lab.rl.sampling.generate([[1]], SamplingParams(max_tokens=9))
+    until_started(lab, "generate")
+    learn(lab.rl, Batch(prompts=[[1]], prompt_index=[0], responses=[[2]], temperature=1.0))
+    if how == "sync":
+        lab.rl.weights.sync(**fields).result(60)
+    else:
+        lab.rl.weights.push(tensors(lab, 0.5), **fields).result(60)
+    lab.rl.sampling.abort().result(60)
+    return operation.result(60)[0][0].last_version
+
+
+def labelled(lab: Lab, how: str, label: Any) -> Any:
+    if how == "sync":
+        receipt = lab.rl.weights.sync(label=label).result()
+    else:
+        receipt = lab.rl.weights.push(tensors(lab, 0.5), label=label).result()
+    return receipt.label, samples(lab, SamplingParams(**FIXED))
+
+
+def pushed(lab: Lab, value: float) -> Any:
+    lab.rl.weights.push(tensors(lab, value)).result()
+    return samples(lab, SamplingParams(**FIXED))
+
+
+def raw(lab: Lab, tensor: Tensor) -> Any:
+    """A push where each tensor repeats the one given."""
+    every = {
+        name: Tensor(data=np.resize(tensor.data, weight.shape), dtype=tensor.dtype)
+        for name, weight in lab.backend.training.policy.weights.items()
+    }
+    receipt = outcome(lab.rl.weights.push(every))
+    return receipt.source_fingerprint, samples(lab, SamplingParams(**FIXED))
+
+
+def bits(values: list[int], dtype: str) -> Tensor:
+    return Tensor(data=np.array(values, np.uint8), dtype=dtype)
+
+
+PROOFS: dict[str, Proof] = {
+    "SamplingParams.n": of_params("n", 4, 5),
+    "SamplingParams.max_tokens": of_params("max_tokens", 8, 9),
+    "SamplingParams.temperature": of_params("temperature", 1.0, 0.5),
+    "SamplingParams.top_p": of_params("top_p", 1.0, 0.5),
+    "SamplingParams.top_k": of_params("top_k", None, 2),
+    "SamplingParams.min_p": of_params("min_p", 0.0, 0.5),
+    "SamplingParams.stop": of_params("stop", (), LETTERS, **TEXT),
+    "SamplingParams.stop_token_ids": of_params("stop_token_ids", (), (3, 4)),
+    "SamplingParams.seed": of_params("seed", 5, 6),
+    "SamplingParams.outputs": of_params("outputs", {"logprobs"}, {"logprobs", "drawn_logprobs"}),
+    "Generate.prompts": Proof(
+        lambda lab, prompts: samples(lab, SamplingParams(**FIXED), prompts), PROMPTS, [[1], [2, 4]]
+    ),
+    "Generate.params": of_params("seed", 7, 8),
+    "Abort.request_ids": Proof(aborted, 0, 1, SLOW),
+    "Sync.in_flight": Proof(
+        lambda lab, how: carry(lab, "sync", in_flight=how), "keep", "abort", SLOW
+    ),
+    "Sync.label": Proof(lambda lab, label: labelled(lab, "sync", label), 1, "two"),
+    "Push.in_flight": Proof(
+        lambda lab, how: carry(lab, "push", in_flight=how), "keep", "abort", SLOW
+    ),
+    "Push.label": Proof(lambda lab, label: labelled(lab, "push", label), 1, "two"),
+    "Push.tensors": Proof(pushed, 0.25, 0.5),
+    "Tensor.data": Proof(raw, bits([0x38, 0x30], "float8_e5m2"), bits([0x30, 0x38], "float8_e5m2")),
+    "Tensor.dtype": Proof(raw, bits([0x38, 0x30], "float8_e5m2"), bits([0x38, 0x30], "uint8")),
+}
+
+
+@pytest.mark.parametrize("field", PROOFS)
+def test_the_field_changes_what_is_sampled(
+    field: str, session_factory: SessionFactory, tmp_path: Path
+) -> None:
+    check(PROOFS[field], session_factory, tmp_path)
