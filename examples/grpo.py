@@ -41,9 +41,9 @@ def scores_of(group: Group, problem: dict[str, str], tokenizer: Any) -> list[flo
 
 
 def group_advantages(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Each score against its group's: [prompts, samples] to [prompts x samples]."""
+    """Each score against its group's, [prompts, samples]."""
     spread = scores.std(axis=1, keepdims=True) + 1e-6
-    return ((scores - scores.mean(axis=1, keepdims=True)) / spread).reshape(-1)
+    return np.divide(scores - scores.mean(axis=1, keepdims=True), spread)
 
 
 def main(options: argparse.Namespace) -> None:
@@ -69,7 +69,7 @@ def main(options: argparse.Namespace) -> None:
                 grad_norm=update.grad_norm,
                 entropy=trained.metrics["entropy"],
                 version=synced.version,
-                staleness=trained.version - min(group[0].first_version for group in groups),
+                staleness=int(batch.staleness(trained.version).max()),
                 seconds=time.perf_counter() - began,
             )
     report.curve("reward", options.plot)

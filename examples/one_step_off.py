@@ -40,8 +40,7 @@ def main(options: argparse.Namespace) -> None:
             digit = np.array([[text.isdigit() for text in row] for row in texts])
             scores = np.where(right, 1.0, 0.1 * digit)
             spread = scores.std(axis=1, keepdims=True) + 1e-6
-            scaled = (scores - scores.mean(axis=1, keepdims=True)) / spread
-            return scaled.reshape(-1), float(right.mean())
+            return (scores - scores.mean(axis=1, keepdims=True)) / spread, float(right.mean())
 
         ahead: GenerateOperation = rl.sampling.generate(prompts, params)
         for step in range(options.steps):
@@ -54,8 +53,7 @@ def main(options: argparse.Namespace) -> None:
             rl.training.optim_step(AdamW(lr=0.01))
             rl.weights.sync(in_flight="wait").result()  # the samples ahead finish unchanged
             trained = backward.result()
-            assert batch.policy_version is not None
-            staleness = trained.version - batch.policy_version
+            staleness = batch.staleness(trained.version)
             if step % 10 == 0 or step == options.steps - 1:
                 print(
                     f"step {step}  reward {reward:.3f}  trained at version {trained.version}"

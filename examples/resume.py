@@ -28,7 +28,7 @@ def train(rl: Session, steps: range) -> list[float]:
         tokens = np.array([[sample.tokens[0] for sample in group] for group in groups])
         right = (tokens == answers[:, None]).astype(float)
         advantages = right - right.mean(axis=1, keepdims=True)
-        batch = Batch.from_groups(groups, advantages=advantages.reshape(-1))
+        batch = Batch.from_groups(groups, advantages=advantages)
         rl.training.forward_backward(batch, losses.PPO())
         rl.training.optim_step(AdamW(lr=0.02))
         rl.weights.sync(label=step).result()  # the next generate must see these weights

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Any, Literal
 
 import attrs
@@ -101,7 +100,7 @@ def _check_faults(instance: Any, attribute: attrs.Attribute[Any], value: Any) ->
 
 def _as_latency(value: Any) -> Any:
     value = plain(value)
-    return MappingProxyType(dict(value)) if isinstance(value, Mapping) else value
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _check_latency(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:

@@ -45,7 +45,7 @@ NO_TOKEN = -1
 #: products are cut into tiles of so many rows, of so many terms at most, and of so many columns
 #: that a tile takes TILE_PRODUCTS multiplications: BLAS then treats every row alike, wherever it
 #: lies, and starts no threads, which would cost more than they give and change the last bits
-TILE_ROWS = 64
+TILE_ROWS = 32
 TILE_TERMS = 256
 TILE_PRODUCTS = 1 << 18
 COLUMN_MULTIPLE = 8

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import attrs
 
-from remote_rl.errors import BackendError, ConflictError
+from remote_rl.errors import BackendError
 from remote_rl.protocol import OperationContext
 from remote_rl.requests import FinishSession, Generate, InFlight, Pause, ResetPrefixCache, Resume
 from remote_rl.types import Generation, Sample
@@ -63,7 +63,6 @@ class Sampler:
         """Takes new weights over from the next token on; what flies goes on with them, or has
         ended before."""
         if in_flight == "keep":
-            self._refuse_older(served)
             self._served = served
             return
         async with self._nobody_boards():
@@ -80,15 +79,6 @@ class Sampler:
     def replace(self, served: Served) -> None:
         """At the start and at a reset: new weights at once."""
         self._served = served
-
-    def _refuse_older(self, served: Served) -> None:
-        held = self._served
-        if held is not None and self._seats and served.version < held.version:
-            raise ConflictError(
-                f"the sampler serves pushed weights of version {held.version}, later than version "
-                f"{served.version} of the trainer, and a sample's versions never fall: with "
-                f"{len(self._seats)} generates in flight use in_flight='wait' or 'abort'"
-            )
 
     @asynccontextmanager
     async def _nobody_boards(self) -> AsyncIterator[None]:

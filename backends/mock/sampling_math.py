@@ -56,15 +56,18 @@ def truncated(table: Floats, *, top_p: float, top_k: int | None, min_p: float) -
         kth = np.partition(table, -top_k, axis=1)[:, -top_k, None]
         table = np.where(table >= kth, table, -np.inf)
     if top_p < 1:
-        table = _renormalised(table)
-        order = np.argsort(-table, axis=1, kind="stable")
-        ordered = np.exp(np.take_along_axis(table, order, axis=1))
-        kept_in_order = np.cumsum(ordered, axis=1) - ordered < top_p
-        kept_in_order[:, 0] = True
-        kept = np.zeros(table.shape, bool)
-        np.put_along_axis(kept, order, kept_in_order, axis=1)
-        table = np.where(kept, table, -np.inf)
+        table = _nucleus(_renormalised(table), top_p)
     return _renormalised(table) if (min_p > 0 or top_k is not None or top_p < 1) else table
+
+
+def _nucleus(table: Floats, top_p: float) -> Floats:
+    ordered = np.sort(table, axis=1)[:, ::-1]
+    chances = np.exp(ordered)
+    sizes = np.maximum((np.cumsum(chances, axis=1) - chances < top_p).sum(axis=1), 1)[:, None]
+    least = np.take_along_axis(ordered, sizes - 1, axis=1)
+    above, equal = table > least, table == least
+    wanted = sizes - above.sum(axis=1, keepdims=True)  # of those that tie with the last one kept
+    return np.where(above | (equal & (np.cumsum(equal, axis=1) <= wanted)), table, -np.inf)
 
 
 def _renormalised(table: Floats) -> Floats:

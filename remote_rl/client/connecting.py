@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidRequestError, LeaseError, UnreachableError
 from ..messages import Attach, ConnectionLost, Describe, Grant, Message, Occupied, Transport
+from ..progress_line import ProgressLine
 from ..protocol import PROTOCOL_VERSIONS
 from .connection import Connection
 from .handle import Handle
 from .loop import LoopThread
-from .progress import ProgressLine
 from .session import Session
 
 if TYPE_CHECKING:

@@ -219,6 +219,8 @@ class Connection:
             call = self._calls.get(key)
         if call is not None:
             self._finish(call, outcome.result, outcome.error)
+        if isinstance(outcome.error, (RunLostError, LeaseError)):
+            self.break_off(outcome.error)
 
     def _start_waiting(self) -> None:
         if self._waiter is None or self._waiter.done():

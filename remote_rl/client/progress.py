@@ -1,43 +1,19 @@
-"""Client: a line in the terminal while a wait is long, and nothing anywhere else (imports sys,
-time)."""
+"""Client: waits for a call, with a line in the terminal while it takes long
+(imports progress_line)."""
 
 from __future__ import annotations
 
 import concurrent.futures
-import os
-import sys
 import time
 from typing import TYPE_CHECKING
+
+from ..progress_line import ProgressLine
 
 if TYPE_CHECKING:
     from .operation import Call
 
 _PATIENCE = 2.0
 _REFRESH = 0.5
-
-
-class ProgressLine:
-    """Writes over one line of stderr; silent where stderr is no terminal or
-    REMOTE_RL_PROGRESS=0."""
-
-    def __init__(self) -> None:
-        self.shown = False
-        self.enabled = sys.stderr.isatty() and os.environ.get("REMOTE_RL_PROGRESS") != "0"
-
-    def show(self, text: str) -> None:
-        """Replaces the line."""
-        if self.enabled:
-            width = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-            sys.stderr.write("\r\x1b[K" + text[: width - 1])
-            sys.stderr.flush()
-            self.shown = True
-
-    def clear(self) -> None:
-        """Removes the line."""
-        if self.shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self.shown = False
 
 
 def watched_result(call: Call, timeout: float | None) -> None:

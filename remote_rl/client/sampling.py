@@ -7,9 +7,10 @@ from typing import Any
 
 from ..errors import InvalidRequestError
 from ..requests import Abort, FinishSession, Generate, Pause, ResetPrefixCache, Resume
-from ..types.generation import Generation, Group, SamplingParams
+from ..types.generation import Generation, Group
 from ..types.ragged import RaggedLike
 from ..types.results import Done
+from ..types.sampling import SamplingParams
 from .faces import Face
 from .operation import GenerateOperation, Operation
 

@@ -86,7 +86,8 @@ class Training(Face):
         if outputs is not None:
             raise_only_custom()
         loss.check(batch)
-        request = ForwardBackward(batch=batch.only(loss.required_fields), loss=loss, model=model)
+        read = loss.required_fields | loss.optional_fields
+        request = ForwardBackward(batch=batch.only(read), loss=loss, model=model)
         operation: Operation[ForwardBackwardResult] = self._submit(
             "forward_backward", request, deadline=deadline
         )

@@ -24,6 +24,7 @@ class Rules:
     def __init__(self) -> None:
         self.version = 0
         self.highest_version = 0
+        self.pushed_version = 0
         self.accumulated = 0
         self.dirty: RemoteRLError | None = None
         self.dirty_operation = ""
@@ -54,6 +55,12 @@ class Rules:
                 f"{row.name} refused: {self.accumulated} forward_backward(s) were not applied yet, "
                 "and a checkpoint does not hold them; call optim_step or zero_grad first"
             )
+        if row.name == "sync" and self.pushed_version > self.version:
+            raise ConflictError(
+                f"sync refused: the sampler serves pushed weights of version "
+                f"{self.pushed_version}, and the trainer's of version {self.version} are older; take "
+                "an optimizer step, load or restore_snapshot first, so that versions only rise"
+            )
         if isinstance(request, ForwardBackward) and isinstance(request.loss, Cotangents):
             self._check_cotangents(request.loss)
         self._touch(row)  # from here on the backend may have changed something, whatever comes
@@ -74,7 +81,7 @@ class Rules:
         elif row.name == "push":
             if reported != self.next_version:
                 raise self._wrong_version(row, reported)
-            self.highest_version = self.next_version
+            self.highest_version = self.pushed_version = self.next_version
         elif row.changes_weights == "reported" and reported != self.version:
             if reported != self.next_version:
                 raise self._wrong_version(row, reported)

@@ -32,7 +32,8 @@ class Loss:
     """Base of every loss. A loss is data: frozen, compared by value, the same on every backend.
 
     name: how it is called on the wire and in capabilities.
-    required_fields: names of the per-token Batch fields it reads, beside the mask.
+    required_fields: names of the per-token Batch fields it needs, beside the mask.
+    optional_fields: names of those it also reads where they are there.
     required_outputs: names of the model's outputs it is a function of.
     """
 
@@ -41,6 +42,11 @@ class Loss:
     @property
     def required_fields(self) -> frozenset[str]:
         """Names of the Batch fields that must be there."""
+        return frozenset()
+
+    @property
+    def optional_fields(self) -> frozenset[str]:
+        """Names of the Batch fields that it also reads where they are there."""
         return frozenset()
 
     @property

@@ -59,6 +59,11 @@ class FormulaLoss(Loss):
         return self.fields_read | ({"ref_logprobs"} if self.kl is not None else frozenset())
 
     @property
+    def optional_fields(self) -> frozenset[str]:
+        """`importance_weights`, which multiply the policy term."""
+        return frozenset({"importance_weights"})
+
+    @property
     def required_outputs(self) -> frozenset[str]:
         """`logprobs`, and `entropy` where the loss has that term."""
         return frozenset({"logprobs"} | ({"entropy"} if self.entropy is not None else set()))

@@ -18,8 +18,8 @@ from ..types.fields import (
     strict,
     text,
 )
-from ..types.generation import SamplingParams
 from ..types.ragged import Ragged, RaggedLike
+from ..types.sampling import SamplingParams
 from .base import Request, Requirement, model_field
 
 

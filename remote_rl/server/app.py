@@ -101,7 +101,7 @@ class _Messages:
         try:
             self._check(request)
         except _Refusal as refusal:
-            return _refuse(refusal)
+            return _refuse(request, refusal)
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0  # so that aiohttp sees the answer itself as not yet begun
         return None
@@ -115,14 +115,14 @@ class _Messages:
             del body
             frame = encode(await self._handler.handle(message))
         except _Refusal as refusal:
-            return _refuse(refusal)
+            return _refuse(request, refusal)
         except RemoteRLError as error:
-            return _refuse(_Refusal(status_of(error), error))
+            return _refuse(request, _Refusal(status_of(error), error))
         except (ConnectionError, asyncio.IncompleteReadError):
             raise  # the client is gone, there is nobody to answer
         except Exception as error:
             log.exception("%s failed", request.path)
-            return _refuse(_Refusal(500, as_remote_error(error)))
+            return _refuse(request, _Refusal(500, as_remote_error(error)))
         return await _send(request, frame)
 
     def _check(self, request: web.Request) -> type[Message]:
@@ -211,14 +211,17 @@ async def _decoded(body: memoryview, message_class: type[Message]) -> Message:
     return message
 
 
-def _refuse(refusal: _Refusal) -> web.Response:
+def _refuse(request: web.Request, refusal: _Refusal) -> web.Response:
     frame = encode(refusal.error)
-    return web.Response(
+    response = web.Response(
         status=refusal.status,
         body=b"".join(frame.parts),
         content_type=FRAME_TYPE,
         headers=refusal.headers,
     )
+    if not request.content.is_eof():  # what was announced may never come: nothing can follow it
+        response.force_close()
+    return response
 
 
 async def _send(request: web.Request, frame: Frame) -> web.StreamResponse:

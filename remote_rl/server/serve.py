@@ -18,9 +18,9 @@ from typing import Any
 import attrs
 from aiohttp import web
 
-from ..client.progress import ProgressLine
 from ..dispatcher import Dispatcher
 from ..errors import InvalidRequestError
+from ..progress_line import ProgressLine
 from ..registry import create_backend
 from .app import DEFAULT_MAX_BODY, application, runner
 
@@ -28,6 +28,7 @@ log = logging.getLogger("remote_rl.server")
 
 DEFAULT_PORT = 7700
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
+_SAME_SIGNAL_SECONDS = 1.0
 
 
 @attrs.frozen(kw_only=True)
@@ -173,19 +174,26 @@ async def _started(dispatcher: Dispatcher, name: str, stop: asyncio.Event) -> bo
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[asyncio.Event]:
-    """An event that the first SIGINT or SIGTERM sets; a second one does what it always does."""
+    """An event that SIGINT or SIGTERM sets. Who starts processes often passes a signal on to one
+    that has it already, so only a second Ctrl-C some time after the first cuts the stop short."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    first = 0.0
 
     def release() -> None:
         for number in _STOPPING:
             loop.remove_signal_handler(number)
 
-    def hear() -> None:
-        stop.set()
-        release()
+    def hear(number: signal.Signals) -> None:
+        nonlocal first
+        if not stop.is_set():
+            first = loop.time()
+            stop.set()
+        elif number is signal.SIGINT and loop.time() - first > _SAME_SIGNAL_SECONDS:
+            release()
+            signal.raise_signal(number)
 
     for number in _STOPPING:
-        loop.add_signal_handler(number, hear)
+        loop.add_signal_handler(number, hear, number)
     try:
         yield stop
     finally:

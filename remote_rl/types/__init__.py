@@ -8,7 +8,6 @@ from .generation import (
     Group,
     Label,
     Sample,
-    SamplingParams,
 )
 from .ragged import Ragged, RaggedLike
 from .results import (
@@ -24,6 +23,7 @@ from .results import (
     Tensor,
     WeightsVersion,
 )
+from .sampling import SamplingParams
 
 __all__ = [
     "FINISH_REASONS",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from .. import losses, messages, ops, protocol, run_info
-from ..types import batch, generation, ragged, results
+from ..types import batch, ragged, results, sampling
 
 
 @functools.cache
@@ -16,7 +16,7 @@ def wire_classes() -> Mapping[str, type]:
     classes: set[type] = {
         ragged.Ragged,
         batch.Batch,
-        generation.SamplingParams,
+        sampling.SamplingParams,
         results.AdamW,
         results.Tensor,
         results.CheckpointInfo,

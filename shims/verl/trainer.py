@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 from omegaconf import DictConfig, open_dict
+from verl.single_controller.ray import ResourcePoolManager
 from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -29,6 +30,8 @@ _ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPol
 @register_trainer(NAME)
 class RemoteTrainer(PPOTrainerSync):
     """`trainer.v1.trainer_mode=remote_rl`."""
+
+    resource_pool_manager: ResourcePoolManager
 
     def __init__(self, config: DictConfig) -> None:
         self._options = check(config)
@@ -100,7 +103,8 @@ class RemoteTrainer(PPOTrainerSync):
 
     def _add_prompts_to_generate(self, num_prompts: int) -> int:
         failures.raise_reported()  # else a dead server is refilled without end
-        return super()._add_prompts_to_generate(num_prompts)
+        added: int = super()._add_prompts_to_generate(num_prompts)
+        return added
 
     def _get_n_gpus_for_throughput(self) -> int:
         return 1  # the server's accelerators are its own; throughput is that of the whole run

@@ -34,6 +34,9 @@ BATCH = Batch(
     ref_logprobs=[[-6.0, -1.0, -0.1, -3.0], [-2.5, -4.0], [-9.0, -2.0, 0.0]],
 )
 
+#: one that no token's clipping makes blind
+MILD = ImportanceSampling(log_ratio_clamp=3)
+
 
 def gradient(lab: Lab, loss: Loss, batch: Batch = BATCH) -> Any:
     """Value and gradient norm, or the refusal."""
@@ -48,7 +51,7 @@ def of_loss(kind: type[Loss], field: str, one: Any, other: Any, **rest: Any) -> 
     return Proof(gradient, kind(**{field: one}, **rest), kind(**{field: other}, **rest))
 
 
-def of_batch(field: str, other: Any, loss: Loss = PPO()) -> Proof:  # noqa: B008 - frozen
+def of_batch(field: str, other: Any, loss: Loss = MILD) -> Proof:
     """`other` instead of what BATCH holds."""
 
     def measure(lab: Lab, batch: Batch) -> Any:

@@ -118,6 +118,7 @@ class FakeBackend:
         self.sampler = (0, None)
         self.state = b"base"
         self.kills = self.closes = 0
+        self.heeds_aborts = True
 
     @property
     def training(self):
@@ -208,8 +209,9 @@ class FakeBackend:
         if "generate" in self.gates:
             waits = [
                 asyncio.ensure_future(self.gates["generate"].wait()),
-                asyncio.ensure_future(context.abort_signal.wait()),
             ]
+            if self.heeds_aborts:
+                waits.append(asyncio.ensure_future(context.abort_signal.wait()))
             try:
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             finally:

@@ -401,6 +401,21 @@ async def test_generates_held_by_a_pause_do_not_stall_until_they_are_resumed():
 
 
 @in_loop
+async def test_a_paused_generate_that_does_not_heed_its_abort_stalls():
+    async with running(stall_timeout=20.0) as talk:
+        await talk.result("pause", 1)
+        talk.backend.hold("generate")
+        talk.backend.heeds_aborts = False
+        ended = asyncio.create_task(talk.error("generate", 1, generate()))
+        await settle()
+        await talk.clock.advance(30)
+        await talk.submit("abort", 2)
+        await talk.clock.advance(20)
+        assert type(await ended) is StalledError
+        assert (await talk.outcome("abort", 2)).done
+
+
+@in_loop
 async def test_a_pause_that_hangs_stalls_like_any_other():
     async with running(stall_timeout=20.0) as talk:
         talk.backend.hold("pause")
@@ -510,6 +525,21 @@ async def test_an_outcome_is_brought_by_the_submit_or_the_wait_not_by_both():
         assert keys(await waiting) == [("training", 3)]
 
 
+@in_loop
+async def test_a_submit_that_breaks_off_as_its_operation_ends_leaves_the_outcome_to_the_wait():
+    async with running() as talk:
+        gate = talk.backend.hold("zero_grad")
+        lingering = asyncio.create_task(talk.result("zero_grad", 1))
+        await settle()
+        record = talk.dispatcher.gate.clients["a"].streams["training"].get(1)
+        waiting = asyncio.create_task(talk.wait(timeout=30.0))
+        await settle()
+        record.settle(result=Done(version=0))
+        lingering.cancel()
+        assert keys(await waiting) == [("training", 1)]
+        gate.open()
+
+
 @pytest.mark.parametrize("rounds", range(8))
 @in_loop
 async def test_an_outcome_is_never_lost_to_a_submit_that_breaks_off(rounds):
@@ -520,6 +550,7 @@ async def test_an_outcome_is_never_lost_to_a_submit_that_breaks_off(rounds):
         await settle()
         gate.open()
         for _ in range(rounds):
+            talk.dispatcher.gate.clients["a"].wake()  # the wait looks again all the time
             await asyncio.sleep(0)
         lingering.cancel()
         (ended,) = await asyncio.gather(lingering, return_exceptions=True)

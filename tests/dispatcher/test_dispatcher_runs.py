@@ -94,6 +94,14 @@ async def test_on_a_trained_run_start_must_be_said(tmp_path):
 
 
 @in_loop
+async def test_a_late_duplicate_of_an_attach_is_answered_as_the_first_was():
+    async with running() as talk:
+        await talk.step(1)
+        again = await talk.grant("a")
+        assert (again.epoch, again.needs_start) == (1, None)
+
+
+@in_loop
 async def test_a_run_is_pristine_again_after_a_reset():
     async with running() as talk:
         await talk.step(1)
@@ -272,7 +280,9 @@ async def test_a_stalled_training_operation_ends_the_run(tmp_path, caplog):
         ]
         await held.begun.wait()
         talk.backend.contexts["forward_backward"].progress(1, what="the backward pass")
-        await talk.clock.advance(20)
+        await talk.clock.advance(10)
+        talk.backend.contexts["generate"].progress(1)
+        await talk.clock.advance(10)
         for task in pending:
             error = await task
             assert type(error) is RunLostError
@@ -282,6 +292,7 @@ async def test_a_stalled_training_operation_ends_the_run(tmp_path, caplog):
             )
             assert type(error.__cause__) is StalledError
         assert talk.backend.kills == 1
+        assert talk.backend.contexts["generate"].cancelled
         with pytest.raises(RunLostError, match="the run ended because"):
             await talk.renew()
         with pytest.raises(RunLostError, match="the run ended because"):

@@ -137,9 +137,11 @@ def test_a_push_takes_a_version_but_leaves_the_trainer_alone():
     rules = Rules()
     do(rules, "push", 1)
     assert (rules.version, rules.next_version) == (0, 2)
-    do(rules, "sync", 0)
+    with pytest.raises(ConflictError, match="pushed weights of version 1"):
+        do(rules, "sync", 0)  # the sampler's version would fall
     do(rules, "forward_backward", 0)
     do(rules, "optim_step", 2)
+    do(rules, "sync", 2)
     assert rules.version == 2
 
 

@@ -70,8 +70,8 @@ def page() -> str:
     lines.append(f"Operations without fields: {', '.join(f'`{name}`' for name in without)}.")
     lines.append("")
     lines.append(
-        "Requests of the training, sampling and weights faces also have `model`, which is reserved: "
-        "a run holds one model today, `'policy'`."
+        "Requests of the training, sampling and weights faces also have `model`, which is "
+        "reserved: a run holds one model today, `'policy'`."
     )
     return "\n".join(lines) + "\n"
 

@@ -66,11 +66,11 @@ def test_grpo_learns_and_draws_its_curve(tmp_path: Path) -> None:
 
 
 def test_grpo_prints_the_same_numbers_over_http(tmp_path: Path, server: str) -> None:
-    here = run("grpo.py", "--steps", "12", folder=tmp_path)
-    there = run("grpo.py", "--steps", "12", "--target", server, folder=tmp_path)
-    assert len(steps_of(here)) == 12
+    here = run("grpo.py", "--steps", "6", folder=tmp_path)
+    there = run("grpo.py", "--steps", "6", "--target", server, folder=tmp_path)
+    assert len(steps_of(here)) == 6
     assert steps_of(here) == steps_of(there)
-    again = run("grpo.py", "--steps", "12", "--target", server, folder=tmp_path)
+    again = run("grpo.py", "--steps", "6", "--target", server, folder=tmp_path)
     assert rewards_of(again) == rewards_of(here)  # start="base" is a fresh run, versions apart
 
 

@@ -104,6 +104,25 @@ def test_a_signal_ends_the_server_with_code_0(number: int) -> None:
     assert "Traceback" not in err
 
 
+def test_a_signal_that_comes_twice_is_one() -> None:
+    with running("serve", "mock", "--port", "0") as process:
+        port = int(address(process).rsplit(":", 1)[1])
+        with socket.create_connection(("127.0.0.1", port), PATIENCE) as unfinished:
+            unfinished.sendall(
+                b"POST /v1/renew HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
+                b"Content-Type: application/x-remote-rl-frame\r\nContent-Length: 9\r\n\r\n"
+            )
+            assert unfinished.recv(100).startswith(b"HTTP/1.1 100")  # it holds the stop up
+            process.send_signal(signal.SIGTERM)
+            while "stopping" not in line_of(process.stderr):
+                pass
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, out) == (0, ""), err
+    assert "Traceback" not in err
+
+
 def test_a_signal_ends_a_long_start() -> None:
     with running("serve", "mock", "--port", "0", "--set", 'latency={"start": 1000}') as process:
         assert "starting mock" in line_of(process.stderr)

@@ -11,7 +11,7 @@ from mock_workload import Run, example_batch, running, until
 
 from backends.mock.weights import decoded
 from remote_rl import losses
-from remote_rl.errors import ConflictError, InvalidRequestError
+from remote_rl.errors import InvalidRequestError
 from remote_rl.types import AdamW, Sample, Tensor
 from remote_rl.types.results import TENSOR_DTYPES
 
@@ -233,19 +233,6 @@ async def test_fingerprints_tell_dtypes_apart() -> None:
     single = await run.do("push", tensors=narrow)
     assert single.bytes * 2 == wide.bytes
     assert single.sampler_fingerprint != wide.sampler_fingerprint
-
-
-@running
-async def test_older_weights_never_follow_newer_ones_within_a_sample() -> None:
-    run = await Run(**SLOW).start()
-    await run.do("push", tensors=held(run))
-    task, context = run.begin([[1]], max_tokens=100_000)
-    await until(lambda: len(context.signs) >= 2)
-    with pytest.raises(ConflictError, match="later than version 0"):
-        await run.do("sync", in_flight="keep")
-    await run.do("sync", in_flight="abort")
-    assert versions((await task)[0]) == (1, 1)
-    assert run.backend.sampler_version() == (0, None)
 
 
 def bits(dtype: str, *patterns: int) -> list[float]:

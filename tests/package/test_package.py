@@ -87,8 +87,14 @@ STATIONS = {
     },
     "client": {
         *("errors", "types", "losses", "messages", "ops", "protocol", "run_info", "requests"),
-        *("byte_tokenizer", "registry", "transports", "dispatcher"),
+        *("byte_tokenizer", "progress_line", "registry", "transports", "dispatcher"),
     },
+    "transports": {"errors", "messages", "requests", "wire", "dispatcher"},
+    "server": {
+        *("errors", "messages", "requests", "transports", "wire", "dispatcher", "registry"),
+        "progress_line",
+    },
+    "commands": {"errors", "run_info", "messages", "transports", "server", "__about__"},
 }
 
 

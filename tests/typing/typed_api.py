@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import assert_type
 
 import numpy as np
-from typing_extensions import assert_type
 
 from remote_rl import (
     AdamW,

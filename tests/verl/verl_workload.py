@@ -134,7 +134,6 @@ def overrides(inputs: dict[str, Path], url: str, *, steps: int) -> list[str]:
         f"reward.custom_reward_function.path={inputs['reward']}",
         "trainer.n_gpus_per_node=1",
         "trainer.nnodes=1",
-        "trainer.device=cpu",
         f"trainer.total_training_steps={steps}",
         "trainer.total_epochs=100",
         "trainer.logger=[console,file]",
