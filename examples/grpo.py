@@ -42,8 +42,9 @@ def scores_of(group: Group, problem: dict[str, str], tokenizer: Any) -> list[flo
 
 def group_advantages(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Each score against its group's, [prompts, samples]."""
-    spread = scores.std(axis=1, keepdims=True) + 1e-6
-    return np.divide(scores - scores.mean(axis=1, keepdims=True), spread)
+    centred = scores - scores.mean(axis=1, keepdims=True)
+    scaled: npt.NDArray[np.float64] = centred / (scores.std(axis=1, keepdims=True) + 1e-6)
+    return scaled
 
 
 def main(options: argparse.Namespace) -> None:

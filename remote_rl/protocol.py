@@ -34,6 +34,7 @@ from .requests import (
     Pause,
     Push,
     Request,
+    Reset,
     ResetPrefixCache,
     RestoreSnapshot,
     Resume,
@@ -42,6 +43,7 @@ from .requests import (
     Sleep,
     Snapshot,
     Sync,
+    Tokenizer,
     Wake,
     ZeroGrad,
 )
@@ -289,12 +291,12 @@ class Backend(Protocol):
     async def start(self, context: OperationContext) -> None: ...
     async def close(self) -> None: ...
     def kill(self) -> None: ...
-    async def reset(self, context: OperationContext) -> None:
+    async def reset(self, request: Reset, context: OperationContext) -> None:
         """Back to base weights at `context.next_version`, on trainer and sampler: optimizer,
         accumulator, snapshots and reference as at the start."""
 
     async def sleep(self, request: Sleep, context: OperationContext) -> None: ...
     async def wake(self, request: Wake, context: OperationContext) -> None: ...
-    async def tokenizer(self) -> TokenizerFiles: ...
+    async def tokenizer(self, request: Tokenizer, context: OperationContext) -> TokenizerFiles: ...
     def sampler_version(self) -> tuple[int | None, int | str | None]:
         """Version and label that the sampler serves; version None where unknown."""

@@ -117,9 +117,9 @@ class MockBackend:
         """Ends what hangs, at once."""
         self._journal.kill()
 
-    async def reset(self, context: OperationContext) -> None:
+    async def reset(self, request: Reset, context: OperationContext) -> None:
         """Back to the base weights on both halves, as `context.next_version`."""
-        async with self._journal.operation("reset", Reset(), context):
+        async with self._journal.operation("reset", request, context):
             policy = self._trainer.reset(context.next_version)
             self._sampler.replace(served_base(policy.weights, policy.version))
 
@@ -133,9 +133,11 @@ class MockBackend:
         async with self._journal.operation("wake", request, context):
             pass
 
-    async def tokenizer(self) -> TokenizerFiles:
+    async def tokenizer(
+        self, request: TokenizerRequest, context: OperationContext
+    ) -> TokenizerFiles:
         """The byte tokenizer, for this vocabulary."""
-        async with self._journal.operation("tokenizer", TokenizerRequest(), None):
+        async with self._journal.operation("tokenizer", request, context):
             if not self.config.has_text:
                 raise UnsupportedError(
                     f"a vocabulary of {self.config.vocab_size} ids has no tokenizer; the byte "

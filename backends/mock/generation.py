@@ -154,6 +154,7 @@ class Flight:
             finish_reason=reason,
             first_version=self.steps[0].version,
             last_version=last.version,
+            first_label=self.steps[0].label,
             label=last.label,
             prompt_index=int(self.prompt_index[row]),
             index=int(self.index[row]),

@@ -55,17 +55,21 @@ class Journal:
 
     @asynccontextmanager
     async def operation(
-        self, name: str, request: Any, context: OperationContext | None
+        self, name: str, request: Any, context: OperationContext
     ) -> AsyncIterator[None]:
         """Around one operation: log, faults, latency (which an abort cuts short)."""
         self._counts[name] += 1
         count = self._counts[name]
-        request_id = "" if context is None else context.request_id
         scheduling = dict(scheduling_fields(request))
 
         def log(event: Literal["started", "ended", "failed"]) -> None:
             self._calls.append(
-                Call(operation=name, event=event, request_id=request_id, scheduling=scheduling)
+                Call(
+                    operation=name,
+                    event=event,
+                    request_id=context.request_id,
+                    scheduling=scheduling,
+                )
             )
 
         log("started")
@@ -89,12 +93,9 @@ class Journal:
             raise fault.exception()
 
 
-async def pause(seconds: float, context: OperationContext | None) -> None:
+async def pause(seconds: float, context: OperationContext) -> None:
     """Waits on the dispatcher's clock, until an abort at most."""
     if seconds <= 0:
-        return
-    if context is None:
-        await asyncio.sleep(seconds)
         return
     waits = [
         asyncio.ensure_future(context.sleep(seconds)),

@@ -101,9 +101,14 @@ class Connection:
         """Held while several numbers are taken together."""
         return self._lock
 
-    def send(self, call: Call, request: Request, deadline: float | None = None) -> None:
-        """Submits the request under the call's number; returns at once."""
-        digest = self.transport.digest(request)
+    def send(
+        self, call: Call, request: Request, digest: str | None, deadline: float | None = None
+    ) -> None:
+        """Submits the request under the call's number; returns at once.
+
+        digest: `transport.digest(request)`, taken before the number is, since it fails where the
+        request can't cross, and a number that is never sent would hold up all after it.
+        """
         self._post(self._deliver(call, call.row, request, digest, deadline))
 
     def abandon(self, call: Call, error: BaseException) -> None:

@@ -59,11 +59,12 @@ def submit_custom(
         return attrs.evolve(result, value=told["value"], metrics=metrics)
 
     connection = face._connection
+    digest = connection.transport.digest(forward)
     with connection.ordering:
         first: Call | None = None
         if outputs is None:
             first = connection.reserve("forward", lambda response: response)
-            connection.send(first, forward, deadline)
+            connection.send(first, forward, digest, deadline)
         call = connection.reserve("forward_backward", convert)
 
     def work() -> None:
@@ -75,11 +76,12 @@ def submit_custom(
             told["metrics"] = {**metrics, "custom/forwards": 0.0 if first is None else 1.0}
             request = ForwardBackward(batch=sent, loss=cotangents, model=model)
             face._check("forward_backward", request)
+            own = connection.transport.digest(request)
             left = _left(deadline, begin)
         except BaseException as error:  # noqa: BLE001 - whatever the caller's function raises is the outcome
             connection.abandon(call, error)
         else:
-            connection.send(call, request, left)
+            connection.send(call, request, own, left)
 
     threading.Thread(target=work, name="remote_rl custom loss", daemon=True).start()
     return Operation(call)

@@ -55,7 +55,9 @@ class Face:
         check_deadline(deadline)
         self._check(name, request)
         connection = self._connection
+        connection.check_process()
+        digest = connection.transport.digest(request)
         with connection.ordering:
             call = connection.reserve(name, convert)
-            connection.send(call, request, deadline)
+            connection.send(call, request, digest, deadline)
         return kind(call)

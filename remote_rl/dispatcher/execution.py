@@ -12,7 +12,7 @@ import attrs
 from ..errors import BackendError, InvalidRequestError
 from ..ops import Operation
 from ..protocol import Backend
-from ..requests import Abandon, Delete, Export, Generate, Load, ReadFile, Request, Save
+from ..requests import Abandon, Delete, Export, Generate, Load, ReadFile, Request, Reset, Save
 from ..run_info import CheckpointList, FileChunk, FileList, RunInfo
 from ..types.results import CheckpointInfo, Done, ExportReceipt, LoadResult, WeightsVersion
 from .context import RunningContext
@@ -169,12 +169,9 @@ class Execution:
         sampler, label = self.backend.sampler_version()
         return WeightsVersion(trainer=self.rules.version, sampler=sampler, label=label)
 
-    async def _reset(self, request: Request, context: RunningContext) -> None:
-        await self.backend.reset(context)
+    async def _reset(self, request: Reset, context: RunningContext) -> None:
+        await self.backend.reset(request, context)
         self.seeds.restore({})
-
-    async def _tokenizer(self, request: Request, context: RunningContext) -> Any:
-        return await self.backend.tokenizer()
 
     async def _abandon(self, request: Abandon, context: RunningContext) -> None:
         raise BackendError(f"the client's loss function failed: {request.reason}")

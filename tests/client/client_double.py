@@ -123,7 +123,7 @@ class Double:
     def sampler_version(self) -> tuple[int, None]:
         return self._sampler, None
 
-    async def tokenizer(self) -> TokenizerFiles:
+    async def tokenizer(self, request: Any, context: Any) -> TokenizerFiles:
         return TokenizerFiles(kind="bytes")
 
     # -- training -----------------------------------------------------------------------------

@@ -141,3 +141,12 @@ def test_an_old_pause_that_arrives_late_is_answered_and_ignored(
     pause.result(60)
     assert len(mocked.sampling.generate([[1]], SamplingParams(max_tokens=3)).result(60)) == 1
     assert "pause" not in [call.operation for call in mock.calls]
+
+
+def test_every_control_reaches_the_backend(mocked: Session, mock: Any) -> None:
+    mocked.sampling.pause().result()
+    mocked.sampling.resume().result()
+    mocked.sampling.reset_prefix_cache().result()
+    mocked.sampling.finish_session("s").result()
+    ended = [call.operation for call in mock.calls if call.event == "ended"]
+    assert ended[1:] == ["pause", "resume", "reset_prefix_cache", "finish_session"]

@@ -237,7 +237,7 @@ def test_a_misspelt_name_gets_the_nearest(call: Callable[[], Any], hint: str) ->
 
 
 def test_misspelt_values_of_calls_get_the_nearest(mocked: Session, batch: Batch) -> None:
-    with pytest.raises(UnsupportedError, match="'logprob'.*it offers entropy, logprobs"):
+    with pytest.raises(UnsupportedError, match=r"'logprob'.*it offers entropy, logprobs"):
         mocked.training.forward(batch, {"logprob"})
     with pytest.raises(InvalidRequestError, match="did you mean 'keep'"):
         mocked.weights.sync("kep")  # type: ignore[arg-type]
@@ -258,7 +258,7 @@ def _arguments(batch: Batch) -> dict[str, tuple[str, tuple[Any, ...]]]:
     """Face and arguments of every public operation that acts on a model."""
     named = ("snapshot", "restore_snapshot", "drop_snapshot", "save", "load", "delete", "export")
     return {
-        **{name: ("training", ("a",)) for name in named},
+        **dict.fromkeys(named, ("training", ("a",))),
         "forward": ("training", (batch,)),
         "forward_backward": ("training", (batch, losses.CrossEntropy())),
         "optim_step": ("training", (AdamW(lr=0.1),)),

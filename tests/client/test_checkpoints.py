@@ -22,7 +22,12 @@ def test_what_save_and_checkpoints_tell(mocked: Session, batch: Batch) -> None:
     learn(mocked, batch)
     mocked.training.set_reference("current")
     second = mocked.training.save("second", optimizer=False).result()
-    assert (first.name, first.version, first.optimizer, first.reference) == ("first", 1, True, False)
+    assert (first.name, first.version, first.optimizer, first.reference) == (
+        "first",
+        1,
+        True,
+        False,
+    )
     assert first.metadata == metadata
     assert before <= first.created <= time.time()
     assert first.bytes > 1000
@@ -66,9 +71,7 @@ def goes_on(rl: Session, batch: Batch) -> Any:
     return logprobs(rl, batch)
 
 
-def test_with_optimizer_the_run_goes_on_as_if_uninterrupted(
-    mocked: Session, batch: Batch
-) -> None:
+def test_with_optimizer_the_run_goes_on_as_if_uninterrupted(mocked: Session, batch: Batch) -> None:
     learn(mocked, batch, steps=3)
     mocked.training.save("a").result()
     uninterrupted = goes_on(mocked, batch)

@@ -110,7 +110,7 @@ def test_outputs_that_are_held_cost_no_forward(rl: Session, double: Double, batc
 def test_outputs_of_another_version_are_a_conflict(mocked: Session, batch: Batch) -> None:
     held = mocked.training.forward(batch).result()
     learn(mocked, batch)
-    with pytest.raises(ConflictError, match="taken at version 0.*at version 1"):
+    with pytest.raises(ConflictError, match=r"taken at version 0.*at version 1"):
         mocked.training.forward_backward(batch, by_hand(), outputs=held).result()
 
 

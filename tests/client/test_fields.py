@@ -32,7 +32,9 @@ CLASSES = {each.__name__: each for each in travelling_classes()}
 
 def test_every_field_says_what_it_is() -> None:
     assert unclassified_fields() == []
-    assert {"SamplingParams", "AdamW", "Batch", "Tensor", "KL", "PPO", "Aggregation"} <= set(CLASSES)
+    assert {"SamplingParams", "AdamW", "Batch", "Tensor", "KL", "PPO", "Aggregation"} <= set(
+        CLASSES
+    )
 
 
 def test_every_semantic_field_has_its_proof() -> None:
@@ -67,9 +69,7 @@ def test_every_scheduling_field_has_its_proof() -> None:
 
 
 @pytest.mark.parametrize("field", SCHEDULING)
-def test_a_scheduling_field_is_in_the_call_log(
-    field: str, mocked: Session, mock: Any
-) -> None:
+def test_a_scheduling_field_is_in_the_call_log(field: str, mocked: Session, mock: Any) -> None:
     operation, value, call = SCHEDULING[field]
     call(mocked, value).result()
     (logged,) = [

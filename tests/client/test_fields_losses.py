@@ -112,9 +112,7 @@ PROOFS: dict[str, Proof] = {
         Reinforce(entropy=Entropy(0.5)),
         Reinforce(entropy=Entropy(0.5, aggregation="sequence_mean_token_mean")),
     ),
-    "Aggregation.kind": with_aggregation(
-        losses.token_mean(), losses.sequence_mean_token_sum()
-    ),
+    "Aggregation.kind": with_aggregation(losses.token_mean(), losses.sequence_mean_token_sum()),
     "Aggregation.denominator": with_aggregation(losses.token_mean(), losses.token_mean(5)),
     "Aggregation.width": with_aggregation(
         losses.sequence_mean_token_sum_norm(4), losses.sequence_mean_token_sum_norm(8)

@@ -112,13 +112,9 @@ PROOFS: dict[str, Proof] = {
     ),
     "Generate.params": of_params("seed", 7, 8),
     "Abort.request_ids": Proof(aborted, 0, 1, SLOW),
-    "Sync.in_flight": Proof(
-        lambda lab, how: carry(lab, "sync", in_flight=how), "keep", "abort"
-    ),
+    "Sync.in_flight": Proof(lambda lab, how: carry(lab, "sync", in_flight=how), "keep", "abort"),
     "Sync.label": Proof(lambda lab, label: labelled(lab, "sync", label), 1, "two"),
-    "Push.in_flight": Proof(
-        lambda lab, how: carry(lab, "push", in_flight=how), "keep", "abort"
-    ),
+    "Push.in_flight": Proof(lambda lab, how: carry(lab, "push", in_flight=how), "keep", "abort"),
     "Push.label": Proof(lambda lab, label: labelled(lab, "push", label), 1, "two"),
     "Push.tensors": Proof(pushed, 0.25, 0.5),
     "Tensor.data": Proof(raw, bits([0x38, 0x30], "float8_e5m2"), bits([0x30, 0x38], "float8_e5m2")),

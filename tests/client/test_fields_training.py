@@ -14,9 +14,7 @@ from conftest import SessionFactory, learn, logprobs
 from remote_rl import AdamW, Batch, losses
 from remote_rl.requests import ListFiles, ReadFile
 
-BATCH = Batch(
-    prompts=[[1, 2]], prompt_index=[0, 0], responses=[[3, 4, 5], [6]], temperature=1.0
-)
+BATCH = Batch(prompts=[[1, 2]], prompt_index=[0, 0], responses=[[3, 4, 5], [6]], temperature=1.0)
 OTHER = BATCH.replace(responses=[[3, 4, 7], [6]])
 
 

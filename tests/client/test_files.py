@@ -129,5 +129,7 @@ def test_no_tokenizer_where_the_vocabulary_is_too_small(mocked: Session) -> None
 def test_text_is_no_prompt(prompts: Any, mocked: Session) -> None:
     from remote_rl import SamplingParams
 
-    with pytest.raises(InvalidRequestError, match=r"token ids, not text: encode prompts with Session\.tokenizer"):
+    with pytest.raises(
+        InvalidRequestError, match=r"token ids, not text: encode prompts with Session\.tokenizer"
+    ):
         mocked.sampling.generate(prompts, SamplingParams(max_tokens=1))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -84,8 +86,6 @@ def test_a_failed_start_closes_the_backend(double: Double) -> None:
 
 def test_a_custom_loss_that_outlives_its_session(double: Double, batch: Batch) -> None:
     """Its function returns after the session is gone: nothing is sent, and no thread fails."""
-    import threading
-
     began, go_on = threading.Event(), threading.Event()
 
     def slow(given: Batch, outputs: dict[str, object]) -> tuple[float, dict[str, object]]:
@@ -163,3 +163,40 @@ def test_use_in_a_forked_child(place: str, double: Double, servers: Callable[...
 
 def test_the_error_is_a_runtime_error() -> None:
     assert issubclass(ForkedProcessError, RuntimeError)
+
+
+INTERRUPTED = """
+import sys
+sys.path[:0] = sys.argv[1:]
+from client_double import Double
+from remote_rl import Batch, connect, losses
+double = Double()
+hold = double.hold("forward_backward")
+batch = Batch(prompts=[[1]], prompt_index=[0], responses=[[2]], temperature=1.0)
+try:
+    with connect(double) as rl:
+        operations = [
+            rl.training.forward_backward(batch, losses.CrossEntropy()) for _ in range(5)
+        ]
+        assert hold.reached.wait(60)
+        print("ready", flush=True)
+        operations[-1].result()
+except KeyboardInterrupt:
+    print(*double.names(), double.closed, all(each.done() for each in operations), flush=True)
+"""
+
+
+def test_ctrl_c_while_waiting() -> None:
+    """The wait ends at once, what has not started never runs, and the process can end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, __file__.rpartition("/")[0]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    printed, complaints = process.communicate(timeout=60)
+    assert (printed, complaints) == ("forward_backward True True\n", "")
+    assert process.returncode == 0

@@ -14,7 +14,7 @@ from client_double import Double
 from client_server import Server
 from conftest import ServerFactory, learn, logprobs, small_mock
 
-from remote_rl import Batch, Handle, SamplingParams, connect
+from remote_rl import Batch, SamplingParams, connect
 from remote_rl.errors import InvalidRequestError, LeaseError
 
 PARAMS = SamplingParams(n=2, max_tokens=4, seed=5)

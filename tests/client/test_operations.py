@@ -43,7 +43,7 @@ def test_a_backends_own_exception_is_a_backend_error_with_its_traceback(
     rl: Session, double: Double, batch: Batch
 ) -> None:
     double.faults["forward_backward", 1] = KeyError("missing")
-    with pytest.raises(BackendError, match="KeyError.*missing") as caught:
+    with pytest.raises(BackendError, match=r"KeyError.*missing") as caught:
         rl.training.forward_backward(batch, LOSS).result()
     assert "client_double.py" in caught.value.details["traceback"]
 
@@ -51,7 +51,7 @@ def test_a_backends_own_exception_is_a_backend_error_with_its_traceback(
 def test_a_timeout_cancels_nothing(rl: Session, double: Double, batch: Batch) -> None:
     hold = double.hold("forward_backward")
     operation = rl.training.forward_backward(batch, LOSS)
-    with pytest.raises(TimeoutError, match="forward_backward has not ended after 0.01 s"):
+    with pytest.raises(TimeoutError, match=r"forward_backward has not ended after 0\.01 s"):
         operation.result(timeout=0.01)
     with pytest.raises(TimeoutError):
         operation.result(timeout=0)

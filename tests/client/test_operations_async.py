@@ -150,10 +150,14 @@ def test_an_abandoned_async_iteration_lets_its_loop_end(rl: Session, double: Dou
 
     async def main() -> int:
         seen = 0
+
+        async def iterate() -> None:
+            nonlocal seen
+            async for _ in operation:
+                seen += 1
+
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.3):
-                async for _ in operation:
-                    seen += 1
+            await asyncio.wait_for(iterate(), 0.3)
         return seen
 
     ended = threading.Event()

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from client_double import Double
-from conftest import SessionFactory
+from conftest import ServerFactory, SessionFactory
 
-from remote_rl import AdamW, Batch, Operation, SamplingParams, Session, losses
+from remote_rl import AdamW, Batch, Operation, SamplingParams, Session, connect, losses
 from remote_rl.errors import BackendError, ConflictError, DirtyGradientsError
 from remote_rl.messages import Message
 
@@ -209,6 +210,27 @@ def test_a_deadline_that_is_none_is_refused_at_the_call(
             call()
     assert messages == []
     assert rl.training.forward_backward(batch, LOSS).result().value == 1  # nothing is dirty
+
+
+def test_a_request_that_can_not_cross_takes_no_number(
+    double: Double, servers: ServerFactory, batch: Batch
+) -> None:
+    """A user's own subclass: refused at the call, and nothing after it waits for its number."""
+
+    class MyBatch(Batch):
+        pass
+
+    class MyParams(SamplingParams):
+        pass
+
+    mine = MyBatch(**{field.name: getattr(batch, field.name) for field in attrs.fields(Batch)})
+    with connect(servers(double).url) as rl:
+        with pytest.raises(ValueError, match="MyBatch can't cross the wire"):
+            rl.training.forward_backward(mine, LOSS)
+        with pytest.raises(ValueError, match="MyParams can't cross the wire"):
+            rl.sampling.generate([[1]], MyParams(max_tokens=1))
+        assert rl.training.forward_backward(batch, LOSS).result(60).value == 1
+    # and closing waited for nothing
 
 
 def _never(batch: Batch, outputs: object) -> Any:

@@ -58,9 +58,7 @@ def test_a_resumed_run_has_the_same_bits(
     assert exported(rl, "resumed") == weights
 
 
-def test_without_the_load_it_would_differ(
-    session_factory: SessionFactory, tmp_path: Path
-) -> None:
+def test_without_the_load_it_would_differ(session_factory: SessionFactory, tmp_path: Path) -> None:
     """What the test above compares does depend on weights, optimizer, reference and seeds."""
     rl = session_factory(small_mock(), checkpoint_dir=tmp_path)
     first, second = step(rl, 0), step(rl, 1)
@@ -70,7 +68,9 @@ def test_without_the_load_it_would_differ(
     rl.training.load("a", optimizer=False)
     rl.weights.sync().result()
     without = step(rl, 2)
-    assert with_optimizer[:3] == without[:3]  # the same samples, and the gradient at the same weights
+    assert (
+        with_optimizer[:3] == without[:3]
+    )  # the same samples, and the gradient at the same weights
     assert step(rl, 3)[0] != with_optimizer[0]
 
 
@@ -99,7 +99,9 @@ def test_seeds_go_on_after_generates_that_are_still_running_at_the_save(
     for operation in before:
         operation.result()
     rl.training.save("a").result()
-    expected = [sample.tokens.tolist() for sample in rl.sampling.generate([[1]], PARAMS).result()[0]]
+    expected = [
+        sample.tokens.tolist() for sample in rl.sampling.generate([[1]], PARAMS).result()[0]
+    ]
     rl.training.load("a").result()
     again = [sample.tokens.tolist() for sample in rl.sampling.generate([[1]], PARAMS).result()[0]]
     assert again == expected

@@ -102,9 +102,7 @@ def test_reference_logprobs_are_for_the_kl(mocked: Session, batch: Batch) -> Non
     assert mocked.training.forward_backward(zero, loss).result().value == pytest.approx(0, abs=1e-6)
 
 
-def test_versions_rise_with_every_change_and_never_repeat(
-    mocked: Session, batch: Batch
-) -> None:
+def test_versions_rise_with_every_change_and_never_repeat(mocked: Session, batch: Batch) -> None:
     seen = [mocked.weights.version().result().trainer]
     mocked.training.snapshot("a")
     for _ in range(2):

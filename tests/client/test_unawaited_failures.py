@@ -1,8 +1,12 @@
-"""A failure that nobody waits for: it surfaces at the next result, or when the session closes."""
+"""A failure that nobody waits for: it surfaces at the next result, or when the session closes.
+
+(PT012: where the exit of a session raises, its whole life is inside `raises`.)
+"""
 
 from __future__ import annotations
 
 import asyncio
+
 import pytest
 from client_double import Double, ended
 
@@ -97,7 +101,7 @@ def test_a_clean_exit_raises_a_failure_nobody_saw(
     double: Double, rl: Session, batch: Batch
 ) -> None:
     double.faults["forward_backward", 2] = BackendError("unseen")
-    with pytest.raises(BackendError, match="unseen"), rl:
+    with pytest.raises(BackendError, match="unseen"), rl:  # noqa: PT012
         for _ in range(3):
             rl.training.forward_backward(batch, LOSS)
     with pytest.raises(Exception, match="closed"):
@@ -107,7 +111,7 @@ def test_a_clean_exit_raises_a_failure_nobody_saw(
 def test_the_first_of_several_is_raised(double: Double, rl: Session, batch: Batch) -> None:
     double.faults["forward_backward", 1] = BackendError("one")
     double.faults["sync", 1] = BackendError("two")
-    with pytest.raises(BackendError, match="one"), rl:
+    with pytest.raises(BackendError, match="one"), rl:  # noqa: PT012
         rl.training.forward_backward(batch, LOSS)
         rl.training.optim_step(AdamW(lr=0.1))
         rl.weights.sync()
@@ -129,7 +133,7 @@ def test_an_exception_cancels_what_has_not_started(
 ) -> None:
     hold = double.hold("forward_backward")
     operations = []
-    with pytest.raises(exception, match="the user's own") as caught, rl:
+    with pytest.raises(exception, match="the user's own") as caught, rl:  # noqa: PT012
         operations += [rl.training.forward_backward(batch, LOSS) for _ in range(5)]
         assert hold.reached.wait(60)
         raise exception("the user's own")
@@ -146,7 +150,7 @@ def test_an_exception_cancels_what_has_not_started(
 def test_an_earlier_failure_is_a_note_on_the_users_exception(
     double: Double, rl: Session, batch: Batch
 ) -> None:
-    with pytest.raises(RuntimeError, match="the user's own") as caught, rl:
+    with pytest.raises(RuntimeError, match="the user's own") as caught, rl:  # noqa: PT012
         drop_a_failure(rl, double, batch)
         raise RuntimeError("the user's own")
     (note,) = caught.value.__notes__

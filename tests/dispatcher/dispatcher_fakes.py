@@ -152,7 +152,7 @@ class FakeBackend:
     def sampler_version(self):
         return self.sampler
 
-    async def tokenizer(self):
+    async def tokenizer(self, request, context):
         return TokenizerFiles(kind="bytes")
 
     async def forward(self, request, context):
@@ -192,7 +192,7 @@ class FakeBackend:
         )
         return await self._do("sync", context, result)
 
-    async def reset(self, context):
+    async def reset(self, request, context):
         return await self._do("reset", context)
 
     async def generate(self, request, context):

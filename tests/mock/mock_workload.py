@@ -97,10 +97,7 @@ class Run:
         context = context or self.context()
         request = row.request(**fields)
         face: Any = self.backend if row.face == "backend" else getattr(self.backend, row.face)
-        if operation == "reset":
-            result = await face.reset(context)
-        else:
-            result = await getattr(face, operation)(request, context)
+        result = await getattr(face, operation)(request, context)
         if operation in ("restore_snapshot", "load", "reset"):
             self.version = self.highest = context.next_version
         elif operation == "push":

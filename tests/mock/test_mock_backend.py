@@ -72,7 +72,7 @@ def test_a_vocabulary_without_bytes_has_neither_text_nor_stop_strings() -> None:
     with pytest.raises(UnsupportedError, match="'stop'"):
         capabilities.check("generate", request, "mock")
     with pytest.raises(UnsupportedError, match="vocabulary of 13 ids"):
-        asyncio.run(create(**SMALL).tokenizer())
+        asyncio.run(create(**SMALL).tokenizer(requests.Tokenizer(), FakeContext()))
 
 
 @running
@@ -222,7 +222,7 @@ async def test_a_start_can_fail_and_closing_is_harmless() -> None:
 
 
 def test_the_byte_tokenizer() -> None:
-    files = asyncio.run(create(vocab_size=400).tokenizer())
+    files = asyncio.run(create(vocab_size=400).tokenizer(requests.Tokenizer(), FakeContext()))
     assert files.kind == "bytes"
     tokenizer = ByteTokenizer(**files.options)
     assert len(tokenizer) == tokenizer.vocab_size == 400

@@ -288,18 +288,6 @@ def test_every_dtype_has_a_pattern_above() -> None:
     assert all(f'"{dtype}"' in source for dtype in TENSOR_DTYPES)
 
 
-def test_all_bits_of_the_small_floats_agree_with_torch() -> None:
-    torch = pytest.importorskip("torch")
-    for dtype, storage, count in (
-        ("float8_e4m3fn", np.uint8, 256),
-        ("float8_e5m2", np.uint8, 256),
-        ("bfloat16", np.uint16, 65536),
-    ):
-        data = np.arange(count, dtype=storage)
-        wanted = torch.from_numpy(data).view(getattr(torch, dtype)).to(torch.float64).numpy()
-        assert np.array_equal(decoded(Tensor(data=data, dtype=dtype)), wanted, equal_nan=True)
-
-
 @running
 async def test_a_failed_delivery_leaves_the_old_version() -> None:
     run = await Run(**SLOW).start()

@@ -7,10 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torch")
-
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_loss_torch.py"
 
 

@@ -7,13 +7,13 @@ it shares no code with remote_rl.losses.
 import attrs
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remote_rl import losses
 from remote_rl.types import Batch, Ragged
 
-torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
 
 FIELDS = ("advantages", "old_logprobs", "ref_logprobs", "importance_weights")

@@ -5,12 +5,11 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from remote_rl import losses
 from remote_rl.errors import InvalidRequestError
 from remote_rl.types import Batch, Outputs, Ragged
-
-torch = pytest.importorskip("torch")
 
 
 def a_case():

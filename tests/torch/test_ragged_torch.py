@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remote_rl.errors import InvalidRequestError
 from remote_rl.types import Batch, Ragged, Tensor
 from remote_rl.types.results import TENSOR_DTYPES
-
-torch = pytest.importorskip("torch")
 
 rows = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=5), min_size=1, max_size=5)
 

@@ -6,17 +6,15 @@ import re
 
 import numpy as np
 import pytest
+import torch
 
 from remote_rl import losses
 from remote_rl.types import Batch, Ragged
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("verl")
-
 os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
 
-from verl.trainer.ppo import core_algos  # noqa: E402
-from verl.workers.config import FSDPActorConfig  # noqa: E402
+from verl.trainer.ppo import core_algos
+from verl.workers.config import FSDPActorConfig
 
 # relative to the largest gradient; float64 is not exact either, since verl builds some constants
 # (masks, token counts) in float32
