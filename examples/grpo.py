@@ -1,7 +1,6 @@
 """GRPO on a file of prompts with a verifiable reward, against any backend.
 
-python examples/grpo.py                                  the mock, inside this process
-python examples/grpo.py --target http://127.0.0.1:7700   a server; the same numbers from the mock
+Runs the mock inside this process; from `--target http://127.0.0.1:7700` it prints the same.
 """
 
 from __future__ import annotations

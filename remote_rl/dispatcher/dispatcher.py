@@ -188,9 +188,6 @@ class Dispatcher:
                     await asyncio.wait_for(record.settled.wait(), message.linger)
                 except TimeoutError:
                     pass  # the answer then says "not done yet", and a wait brings the outcome
-        except asyncio.CancelledError:
-            client.wake()  # a wait may have left the outcome to this answer, which never comes
-            raise
         finally:
             record.claims -= 1
         record.delivered = record.delivered or record.done

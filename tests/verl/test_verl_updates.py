@@ -205,3 +205,21 @@ def test_padding_rows_change_nothing(session: Session, actor: Any) -> None:
     plain = update(session, actor, Optimizer(actor.optim), half)
     assert padded["loss"] == pytest.approx(plain["loss"], rel=1e-6)
     assert padded["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["sapo", "clip_cov", "dro"])
+def test_losses_without_a_name_are_verls_own_functions(
+    session: Session, config: Any, mode: str
+) -> None:
+    section = config(
+        "actor_rollout_ref.actor.optim.total_training_steps=5",
+        f"actor_rollout_ref.actor.policy_loss.loss_mode={mode}",
+        "actor_rollout_ref.actor.policy_loss.dro_beta=0.1",
+    )
+    actor = omega_conf_to_dataclass(section.actor_rollout_ref.actor)
+    version = session.weights.version().result().trainer
+    metrics = update(session, actor, Optimizer(actor.optim), update_rows())
+    assert session.weights.version().result().trainer == version + 2
+    assert metrics["custom/forwards"] == [1.0, 1.0]  # what such a loss costs is shown
+    assert all(norm > 0 for norm in metrics["grad_norm"])
+    assert {"actor/pg_loss", "actor/entropy_loss", "kl_loss", "kl_coef"} <= set(metrics)
