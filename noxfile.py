@@ -36,7 +36,7 @@ VERL = (
 
 def build_wheel(session: nox.Session) -> Path:
     """The wheel that users would install; tests never import the source tree."""
-    out = Path(session.create_tmp()) / "wheel"
+    out = Path(session.create_tmp()).resolve() / "wheel"
     for old in out.glob("*.whl"):
         old.unlink()
     session.run("python", "-m", "pip", "wheel", "-q", "--no-deps", "-w", str(out), ".", silent=True)
@@ -137,7 +137,7 @@ def verl(session: nox.Session) -> None:
     """Stock verl from PyPI, its backend served from an environment of its own."""
     session.install(*VERL, *TEST_TOOLS)
     install_wheel(session)
-    server = Path(session.create_tmp()) / "server"
+    server = Path(session.create_tmp()).resolve() / "server"
     if not (server / "bin" / "python").exists():
         session.run("python", "-m", "venv", str(server))
     install_wheel(session, python=str(server / "bin" / "python"))

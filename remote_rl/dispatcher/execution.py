@@ -14,7 +14,14 @@ from ..ops import Operation
 from ..protocol import Backend
 from ..requests import Abandon, Delete, Export, Generate, Load, ReadFile, Request, Reset, Save
 from ..run_info import CheckpointList, FileChunk, FileList, RunInfo
-from ..types.results import CheckpointInfo, Done, ExportReceipt, LoadResult, WeightsVersion
+from ..types.results import (
+    CheckpointInfo,
+    Done,
+    ExportReceipt,
+    LoadResult,
+    SyncReceipt,
+    WeightsVersion,
+)
 from .context import RunningContext
 from .rules import Rules, SeedBook
 from .store import Store
@@ -48,6 +55,8 @@ class Execution:
             result = await special(request, context)
         else:
             result = await self._call(row, request, context)
+        if isinstance(result, SyncReceipt):
+            _check_delivery(row, result)
         if row.stream.value == "training":
             self.rules.succeeded(row, request, _reported(result))
         if result is None:
@@ -175,6 +184,15 @@ class Execution:
 
     async def _abandon(self, request: Abandon, context: RunningContext) -> None:
         raise BackendError(f"the client's loss function failed: {request.reason}")
+
+
+def _check_delivery(row: Operation, receipt: SyncReceipt) -> None:
+    if receipt.source_fingerprint != receipt.sampler_fingerprint:
+        raise BackendError(
+            f"{row.name} delivered other tensors than the sampler holds afterwards: names, shapes "
+            f"or dtypes differ ({receipt.source_fingerprint} sent, {receipt.sampler_fingerprint} "
+            "held); don't trust its samples until a sync succeeds"
+        )
 
 
 def _reported(result: Any) -> int | None:

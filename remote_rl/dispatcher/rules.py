@@ -58,8 +58,8 @@ class Rules:
         if row.name == "sync" and self.pushed_version > self.version:
             raise ConflictError(
                 f"sync refused: the sampler serves pushed weights of version "
-                f"{self.pushed_version}, and the trainer's of version {self.version} are older; take "
-                "an optimizer step, load or restore_snapshot first, so that versions only rise"
+                f"{self.pushed_version}, and the trainer's of version {self.version} are older; "
+                "take an optimizer step, load or restore_snapshot first, so that versions only rise"
             )
         if isinstance(request, ForwardBackward) and isinstance(request.loss, Cotangents):
             self._check_cotangents(request.loss)

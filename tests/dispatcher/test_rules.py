@@ -145,6 +145,17 @@ def test_a_push_takes_a_version_but_leaves_the_trainer_alone():
     assert rules.version == 2
 
 
+def test_a_sync_of_weights_older_than_the_pushed_ones_is_refused():
+    rules = Rules()
+    do(rules, "push", 1)
+    with pytest.raises(ConflictError, match="serves pushed weights of version 1, and the trainer"):
+        do(rules, "sync", 0)
+    do(rules, "forward_backward", 0)
+    do(rules, "optim_step", 2)
+    do(rules, "sync", 2)
+    assert rules.version == 2
+
+
 @pytest.mark.parametrize(
     ("operation", "reported"),
     [
