@@ -20,6 +20,7 @@ class RunInfo:
 
     instance_id: of this run, new with every start. backend, model, capabilities: what it is.
     protocol_versions, software: what the other side speaks and is. versions: of the weights now.
+    paused: generation is held until a resume.
     pristine: nothing has changed the weights or the optimizer since the base was loaded.
     checkpoint_dir: whether the run can save. driver: whether some client holds the driver's lease.
     """
@@ -31,6 +32,7 @@ class RunInfo:
     protocol_versions: tuple[int, ...] = attrs.field(converter=as_tuple)
     software: str
     versions: WeightsVersion
+    paused: bool = attrs.field(default=False, validator=flag())
     pristine: bool = attrs.field(validator=flag())
     checkpoint_dir: bool = attrs.field(validator=flag())
     driver: bool = attrs.field(validator=flag())

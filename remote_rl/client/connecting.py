@@ -184,6 +184,8 @@ def _attach(transport: Transport, loop: LoopThread, asked: Attach, url: str | No
 
 
 def _begin(session: Session, grant: Grant) -> None:
+    if grant.role == "driver" and grant.info.paused:
+        session.sampling.resume().result()  # an earlier driver's pause is not this one's
     if grant.needs_start == "base":
         session.reset().result()
     elif grant.needs_start == "current":

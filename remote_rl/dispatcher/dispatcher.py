@@ -26,6 +26,7 @@ from ..messages import (
     Cancelled,
     Describe,
     Detach,
+    Detached,
     Leased,
     Message,
     Outcome,
@@ -120,6 +121,7 @@ class Dispatcher:
 
     async def _close_backend(self) -> None:
         await self.backend.close()
+        self.store.close()
         self.executor.shutdown(wait=False, cancel_futures=True)
 
     # -- messages -------------------------------------------------------------------------------
@@ -132,6 +134,8 @@ class Dispatcher:
             return self.gate.attach(message)
         if not isinstance(message, Leased):
             raise ProtocolError(f"{type(message).__name__} is no message that a client sends")
+        if isinstance(message, Detach) and self.gate.has_left(message):
+            return Detached()
         client = self.gate.client(message)
         client.acknowledge(message.acknowledged)
         if isinstance(message, Submit):
@@ -156,6 +160,7 @@ class Dispatcher:
             protocol_versions=PROTOCOL_VERSIONS,
             software=f"remote_rl {__about__.__version__}",
             versions=self.execution.versions(),
+            paused=self.rules.paused,
             pristine=self.rules.pristine,
             checkpoint_dir=self.store.available,
             driver=self.gate.leases.driver is not None,

@@ -57,8 +57,7 @@ class Execution:
             result = await self._call(row, request, context)
         if isinstance(result, SyncReceipt):
             _check_delivery(row, result)
-        if row.stream.value == "training":
-            self.rules.succeeded(row, request, _reported(result))
+        self.rules.succeeded(row, request, _reported(result))
         if result is None:
             result = Done(version=self.rules.version)
         if not isinstance(result, row.response):

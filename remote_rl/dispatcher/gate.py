@@ -13,7 +13,7 @@ from ..errors import (
     RemoteRLError,
     RunLostError,
 )
-from ..messages import Attach, Detached, Grant, Leased, Occupied
+from ..messages import Attach, Detach, Detached, Grant, Leased, Occupied
 from ..ops import Stream
 from ..protocol import PROTOCOL_VERSIONS
 from ..requests import RESERVED_NAMES
@@ -65,8 +65,14 @@ class Gate:
             )
         if self.lost is not None:
             raise self.lost.copy()
-        self.leases.renew(message.client_id, self._clock.now())
+        now = self._clock.now()
+        self.expire(now)  # a lease that has run out is not renewed by a late message
+        self.leases.renew(message.client_id, now)
         return self.clients[message.client_id]
+
+    def has_left(self, message: Detach) -> bool:
+        """Whether the sender held a lease of this run that has ended."""
+        return message.instance_id == self.instance_id and self.leases.ended(message.client_id)
 
     def holds(self, client: Client) -> bool:
         """Whether the client's lease and the run go on."""

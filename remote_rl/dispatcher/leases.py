@@ -107,6 +107,10 @@ class Leases:
         self._ended[client_id] = reason
         return (lease,)
 
+    def ended(self, client_id: str) -> bool:
+        """Whether the client held a lease that is over."""
+        return client_id in self._ended
+
     def _end_epoch(self, reason: str) -> tuple[Lease, ...]:
         ended = self.held()
         for lease in ended:

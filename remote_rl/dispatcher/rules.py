@@ -8,16 +8,24 @@ from __future__ import annotations
 
 import hashlib
 
-from ..errors import BackendError, ConflictError, DirtyGradientsError, RemoteRLError
+from ..errors import (
+    BackendError,
+    ConflictError,
+    DirtyGradientsError,
+    InvalidRequestError,
+    RemoteRLError,
+    UnsupportedError,
+)
 from ..losses import Cotangents
 from ..ops import Operation
-from ..requests import ForwardBackward, Request
+from ..requests import ForwardBackward, Push, Request, Sync
 
 
 class Rules:
     """State of the run's trainer as far as order and refusal depend on it.
 
     version: of the trainer's weights. highest_version: ever given to any weights of the run.
+    paused: generation is held. unknown: the failure that left the trainer's weights unknown.
     accumulated: forward_backwards in the accumulator. dirty: the failure that spoilt it.
     """
 
@@ -29,6 +37,8 @@ class Rules:
         self.dirty: RemoteRLError | None = None
         self.dirty_operation = ""
         self.pristine = True
+        self.paused = False
+        self.unknown: RemoteRLError | None = None
 
     @property
     def next_version(self) -> int:
@@ -36,7 +46,14 @@ class Rules:
         return self.highest_version + 1
 
     def admit(self, row: Operation, request: Request) -> None:
-        """Raises where the accumulator's state refuses the operation."""
+        """Raises where the state of accumulator or weights refuses the operation."""
+        if self.unknown is not None and row.name in _READS_WEIGHTS:
+            unknown = ConflictError(
+                f"{row.name} refused: the trainer's weights are unknown since an operation that "
+                f"was to replace them failed ({self.unknown}); load, restore_snapshot or reset"
+            )
+            unknown.__cause__ = self.unknown.copy()
+            raise unknown
         if row.needs_clean and self.dirty is not None:
             error = DirtyGradientsError(
                 f"{row.name} refused: {self.dirty_operation} failed earlier ({self.dirty}), so the "
@@ -54,6 +71,11 @@ class Rules:
             raise ConflictError(
                 f"{row.name} refused: {self.accumulated} forward_backward(s) were not applied yet, "
                 "and a checkpoint does not hold them; call optim_step or zero_grad first"
+            )
+        if isinstance(request, (Sync, Push)) and request.in_flight == "wait" and self.paused:
+            raise ConflictError(
+                f"{row.name} refused: in_flight='wait' waits for generates, and generation is "
+                "paused; resume first, or use 'keep' or 'abort'"
             )
         if row.name == "sync" and self.pushed_version > self.version:
             raise ConflictError(
@@ -92,6 +114,10 @@ class Rules:
             self.accumulated += 1
         if row.clears:
             self.accumulated, self.dirty, self.dirty_operation = 0, None, ""
+        if row.changes_weights == "always":
+            self.unknown = None
+        if row.name in ("pause", "resume"):
+            self.paused = row.name == "pause"
         if row.name == "reset":
             self.pristine = True
 
@@ -107,6 +133,9 @@ class Rules:
             # an abandoned number was reserved by a forward_backward, the name its caller knows
             self.dirty_operation = "forward_backward" if row.accumulates else row.name
             self._touch(row)
+        refused = isinstance(error, (InvalidRequestError, ConflictError, UnsupportedError))
+        if row.changes_weights == "always" and began and not refused:
+            self.unknown = error
 
     def loading(self, saved_version: int) -> None:
         """Before a load: its version becomes max(current, saved) + 1."""
@@ -128,6 +157,11 @@ class Rules:
 
 #: besides what changes weights: what a fresh run has not
 _LEAVES_A_TRACE = frozenset({"snapshot", "set_reference"})
+
+#: what may not be done with weights that nobody knows
+_READS_WEIGHTS = frozenset(
+    {"forward", "forward_backward", "optim_step", "snapshot", "save", "export", "sync"}
+)
 
 
 class SeedBook:

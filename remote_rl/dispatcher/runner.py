@@ -34,7 +34,6 @@ class Runner:
     def __init__(self, dispatcher: Dispatcher, stall_timeout: float) -> None:
         self.dispatcher = dispatcher
         self.stall_timeout = stall_timeout
-        self.paused = False
         self._lane: asyncio.Queue[Record] = asyncio.Queue()
         self._running: set[Record] = set()
         self._services: list[asyncio.Task[None]] = []
@@ -118,8 +117,6 @@ class Runner:
             if record.ending is not None:
                 self._fail(record, record.ending)
             elif not record.done:
-                if record.operation.name in ("pause", "resume"):
-                    self.paused = record.operation.name == "pause"
                 record.settle(result=result)
         finally:
             self._running.discard(record)
@@ -179,7 +176,7 @@ class Runner:
             self._stalled(record, sequenced)
 
     def _stalled(self, record: Record, sequenced: bool) -> None:
-        held = self.paused and record.operation.name == "generate"
+        held = self.dispatcher.rules.paused and record.operation.name == "generate"
         if held and not record.abort_signal.is_set():
             record.last_sign = self.dispatcher.clock.now()
             return

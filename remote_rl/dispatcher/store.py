@@ -11,7 +11,10 @@ leaves the earlier ones whole and no half one under a name.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import logging
+import os
 import shutil
 import time
 import uuid
@@ -23,6 +26,8 @@ import attrs
 
 from ..errors import ConflictError, InvalidRequestError, nearest
 from ..types.results import CheckpointInfo
+
+log = logging.getLogger("remote_rl.dispatcher")
 
 _FORMAT = 1
 _PARTIAL = ".partial-"
@@ -42,10 +47,25 @@ class Store:
 
     def __init__(self, root: Path | None) -> None:
         self._root = root
-        if root is not None:
+        self._lock: int | None = None
+        if root is None:
+            return
+        try:
             root.mkdir(parents=True, exist_ok=True)
+            self._lock = _locked(root)
             for leftover in root.glob(f"{_PARTIAL}*"):
                 shutil.rmtree(leftover)
+        except OSError as error:
+            self.close()
+            raise InvalidRequestError(
+                f"checkpoint_dir {str(root)!r} can't be used: {error}", field="checkpoint_dir"
+            ) from error
+
+    def close(self) -> None:
+        """Lets another run use the directory."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     @property
     def available(self) -> bool:
@@ -73,7 +93,12 @@ class Store:
         if self._root is None:
             return ()
         folder = self._root / "checkpoints"
-        found = [self._read(path).info for path in folder.glob("*/manifest.json")]
+        found = []
+        for path in folder.glob("*/manifest.json"):
+            try:
+                found.append(self._read(path).info)
+            except ConflictError as error:  # a damaged one must not hide the others
+                log.warning("%s", error)
         return tuple(sorted(found, key=lambda info: (info.created, info.version, info.name)))
 
     def latest(self) -> str | None:
@@ -114,6 +139,7 @@ class Store:
         complete = attrs.evolve(info, created=time.time(), bytes=_size(partial))
         manifest = {"format": _FORMAT, "counters": dict(counters), **attrs.asdict(complete)}
         (partial / "manifest.json").write_text(json.dumps(manifest, indent=2) + "\n")
+        _flush(partial)
         self._place(partial, "checkpoint", info.name)
         return complete
 
@@ -138,11 +164,19 @@ class Store:
         return target
 
     def _read(self, path: Path) -> StoredCheckpoint:
-        manifest: dict[str, Any] = json.loads(path.read_text())
-        if manifest.pop("format", None) != _FORMAT:
-            raise ConflictError(f"checkpoint {path.parent.name!r} has another format; delete it")
-        counters = {int(key): value for key, value in manifest.pop("counters").items()}
-        return StoredCheckpoint(CheckpointInfo(**manifest), path.parent / "state", counters)
+        try:
+            manifest: dict[str, Any] = dict(json.loads(path.read_text()))
+            if manifest.pop("format", None) != _FORMAT:
+                raise ValueError(f"its format is not {_FORMAT}")
+            counters = {int(key): int(value) for key, value in manifest.pop("counters").items()}
+            info = CheckpointInfo(**manifest)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConflictError(
+                f"checkpoint {path.parent.name!r} has a manifest that can't be read ({error}); "
+                f"remove {path.parent}",
+                name=path.parent.name,
+            ) from error
+        return StoredCheckpoint(info, path.parent / "state", counters)
 
     # -- files, for download ----------------------------------------------------------------
 
@@ -163,6 +197,30 @@ class Store:
         with (self._folder(kind, name) / path).open("rb") as file:
             file.seek(offset)
             return file.read(length), listed[path]
+
+
+def _locked(root: Path) -> int:
+    """Holds the directory for this process: another run would sweep what this one is writing."""
+    lock = os.open(root, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise ConflictError(
+            f"checkpoint_dir {str(root)!r} is used by another run; close that one, or give this "
+            "one a directory of its own"
+        ) from error
+    return lock
+
+
+def _flush(folder: Path) -> None:
+    """Everything below reaches the disk before the rename that makes it visible."""
+    for path in [*folder.rglob("*"), folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _files(folder: Path) -> dict[str, int]:

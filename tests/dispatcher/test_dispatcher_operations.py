@@ -423,7 +423,7 @@ async def test_a_pause_that_hangs_stalls_like_any_other():
         await settle()
         await talk.clock.advance(20)
         assert type(await ended) is StalledError
-        assert not talk.dispatcher.runner.paused
+        assert not talk.dispatcher.rules.paused
 
 
 # -- control ------------------------------------------------------------------------------------

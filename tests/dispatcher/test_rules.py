@@ -11,10 +11,11 @@ from remote_rl.errors import (
     BackendError,
     ConflictError,
     DirtyGradientsError,
+    InvalidRequestError,
     OperationCancelled,
 )
 from remote_rl.ops import OPERATIONS
-from remote_rl.requests import ForwardBackward, Request
+from remote_rl.requests import ForwardBackward, Request, Sync
 from remote_rl.types import Batch, Ragged
 
 BATCH = Batch(prompts=[[1]], prompt_index=[0], responses=[[2]], temperature=1.0)
@@ -154,6 +155,35 @@ def test_a_sync_of_weights_older_than_the_pushed_ones_is_refused():
     do(rules, "optim_step", 2)
     do(rules, "sync", 2)
     assert rules.version == 2
+
+
+def test_weights_that_a_failure_left_unknown_are_not_used():
+    rules = Rules()
+    row = OPERATIONS["load"]
+    rules.failed(row, InvalidRequestError("another shape"), began=True)  # refused, nothing changed
+    do(rules, "forward_backward", 0)
+    do(rules, "zero_grad", 0)
+    rules.failed(row, BackendError("disk gone"), began=True)
+    for name in ("forward", "forward_backward", "save", "sync", "snapshot", "export"):
+        with pytest.raises(ConflictError, match="weights are unknown") as caught:
+            do(rules, name, 0)
+        assert isinstance(caught.value.__cause__, BackendError)
+    do(rules, "restore_snapshot", 1)
+    do(rules, "forward_backward", 1)
+
+
+@pytest.mark.parametrize("in_flight", ["keep", "wait", "abort"])
+def test_a_sync_that_waits_for_paused_generates_is_refused(in_flight):
+    rules = Rules()
+    do(rules, "pause", None)
+    request = Sync(in_flight=in_flight)
+    if in_flight == "wait":
+        with pytest.raises(ConflictError, match="generation is paused"):
+            rules.admit(OPERATIONS["sync"], request)
+    else:
+        rules.admit(OPERATIONS["sync"], request)
+    do(rules, "resume", None)
+    rules.admit(OPERATIONS["sync"], request)
 
 
 @pytest.mark.parametrize(

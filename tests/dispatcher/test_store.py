@@ -11,6 +11,14 @@ from remote_rl.types import CheckpointInfo
 
 @pytest.fixture
 def store(tmp_path):
+    store = Store(tmp_path / "run")
+    yield store
+    store.close()
+
+
+def again(store, tmp_path):
+    """The directory as the next run finds it."""
+    store.close()
     return Store(tmp_path / "run")
 
 
@@ -25,7 +33,7 @@ def test_a_checkpoint_comes_back_as_it_was_saved(store, tmp_path):
     info = save(store, "a", version=3, metadata={"step": 7, "note": "ü"}, reference=True)
     assert info.bytes == len(b"weights")
     assert info.created > 0
-    for reader in (store, Store(tmp_path / "run")):
+    for reader in (store, again(store, tmp_path)):
         stored = reader.checkpoint("a")
         assert stored.info == info
         assert stored.counters == {0: 5, 1: 2}
@@ -48,7 +56,7 @@ def test_what_a_crash_left_is_swept_at_the_start(store, tmp_path):
     store.begin("checkpoint", "half")
     store.begin("export", "half")
     (tmp_path / "run" / "note.txt").write_text("not ours")
-    swept = Store(tmp_path / "run")
+    swept = again(store, tmp_path)
     assert [info.name for info in swept.checkpoints()] == ["whole"]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "note.txt"]
 
@@ -141,12 +149,38 @@ def test_files_are_listed_and_read_in_pieces(store):
         store.files("export", "modle")
 
 
-def test_a_checkpoint_of_another_format_is_named(store, tmp_path):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: json.dumps({**json.loads(text), "format": 99}),
+        lambda text: text[:-20],
+        lambda text: "[]",
+        lambda text: json.dumps({**json.loads(text), "version": "new"}),
+        lambda text: json.dumps({**json.loads(text), "counters": 3}),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_hides_no_other(store, tmp_path, damage):
     save(store, "a")
-    manifest = tmp_path / "run" / "checkpoints" / "a" / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 99}))
-    with pytest.raises(ConflictError, match="checkpoint 'a' has another format"):
-        store.checkpoint("a")
+    save(store, "b", version=2)
+    manifest = tmp_path / "run" / "checkpoints" / "b" / "manifest.json"
+    manifest.write_text(damage(manifest.read_text()))
+    with pytest.raises(ConflictError, match="checkpoint 'b' has a manifest that can't be read"):
+        store.checkpoint("b")
+    assert [info.name for info in store.checkpoints()] == ["a"]
+    assert store.latest() == "a"
+
+
+def test_two_runs_never_share_a_directory(store, tmp_path):
+    with pytest.raises(ConflictError, match="is used by another run"):
+        Store(tmp_path / "run")
+    store.close()
+    Store(tmp_path / "run").close()
+
+
+def test_a_directory_that_cannot_be_used_is_refused(tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(InvalidRequestError, match="checkpoint_dir .* can't be used"):
+        Store(tmp_path / "file")
 
 
 def test_a_run_without_a_directory_says_how_to_give_one():
