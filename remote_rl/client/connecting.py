@@ -69,8 +69,12 @@ def connect(
                 field=given[0],
             )
         return _open_remote(where, model, start, takeover, token, ca_file)
-    if token is not None or ca_file is not None:
-        raise InvalidRequestError("token= and ca_file= are for servers; this run is in-process")
+    given = [name for name, value in (("token", token), ("ca_file", ca_file)) if value is not None]
+    given += ["takeover"] if takeover else []
+    if given:
+        raise InvalidRequestError(
+            f"{given[0]}= is for a server; this run is inside this process", field=given[0]
+        )
     patience = _STALL_TIMEOUT if stall_timeout is None else stall_timeout
     return _open_local(where, options, model, start, patience, checkpoint_dir)
 
@@ -92,6 +96,17 @@ def _place(target: Any) -> Handle | _Address | Any:
                 f"{target!r} has an unknown scheme; a target is a backend's name, an http:// or "
                 "https:// address, or a handle"
             )
+        if ":" in target or "/" in target:
+            raise InvalidRequestError(
+                f"{target!r} is neither a backend's name nor an address; did you mean "
+                f"'http://{target}'?",
+                field="target",
+            )
+    elif isinstance(target, (int, float, bytes)) or target is None:
+        raise InvalidRequestError(
+            f"a target is a backend's name or object, an address or a handle, not {target!r}",
+            field="target",
+        )
     return target
 
 

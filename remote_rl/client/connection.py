@@ -16,6 +16,7 @@ from typing import Any
 from ..errors import (
     ConflictError,
     ForkedProcessError,
+    InvalidRequestError,
     LeaseError,
     RemoteRLError,
     RunLostError,
@@ -60,6 +61,7 @@ class Connection:
         self._loop = loop
         self._process = os.getpid()
         self._lock = threading.RLock()
+        self._custom = threading.local()
         self._numbers = dict.fromkeys((stream.value for stream in Stream), 0)
         self._calls: dict[Key, Call] = {}
         self.failures = Failures()
@@ -73,9 +75,14 @@ class Connection:
 
     # -- from any thread ------------------------------------------------------------------------
 
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether no fork lies between its opening and now."""
+        return os.getpid() == self._process
+
     def check_process(self) -> None:
         """Raises in a forked child, where loop and connections are not alive."""
-        if os.getpid() != self._process:
+        if not self.is_of_this_process:
             raise ForkedProcessError(
                 "this session was opened in the parent process; in a forked child, connect with "
                 "its handle instead"
@@ -85,6 +92,13 @@ class Connection:
         """Takes the next number of the operation's stream, for `send` to fill."""
         self.check_process()
         row = OPERATIONS[name]
+        if row.stream is Stream.TRAINING and hasattr(self._custom, "call"):
+            raise InvalidRequestError(
+                f"{name} inside the function of losses.custom would wait for the loss itself, "
+                "whose place in the order comes first; do it before forward_backward and pass its "
+                "result in",
+                operation=name,
+            )
         with self._lock:
             if self.closing:
                 raise LeaseError("the session is closed; connect again")
@@ -95,6 +109,11 @@ class Connection:
             call = Call(self, row, self._numbers[stream], convert)
             self._calls[call.key] = call
         return call
+
+    def forbid_waiting_for(self, call: Call) -> None:
+        """This thread computes what `call` will send: nothing that is ordered after it may be
+        submitted from here."""
+        self._custom.call = call
 
     @property
     def ordering(self) -> threading.RLock:

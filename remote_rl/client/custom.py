@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import importlib.util
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from ..errors import DeadlineExceededError, InvalidRequestError
+from ..errors import DeadlineExceededError, InvalidRequestError, UnsupportedError
 from ..losses import Cotangents, Custom, run_custom
 from ..requests import Forward, ForwardBackward
 from ..types.batch import Batch
@@ -52,6 +53,11 @@ def submit_custom(
     )
     face._check("forward", forward)
     face._check("forward_backward", ForwardBackward(batch=sent, loss=placeholder, model=model))
+    if loss.framework == "torch" and importlib.util.find_spec("torch") is None:
+        raise UnsupportedError(
+            "losses.custom runs its function with torch, which is not installed here; "
+            "pip install 'remote-rl[torch]', or pass framework=None and return the derivatives"
+        )
     told: dict[str, Any] = {}
 
     def convert(result: ForwardBackwardResult) -> ForwardBackwardResult:
@@ -68,6 +74,7 @@ def submit_custom(
         call = connection.reserve("forward_backward", convert)
 
     def work() -> None:
+        connection.forbid_waiting_for(call)
         try:
             held = outputs if first is None else _outcome(first)
             assert held is not None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures
+import warnings
+import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ..errors import InvalidRequestError
+from ..errors import ConflictError, InvalidRequestError
+from ..ops import Stream
 from ..requests import Half, Info, Reset, Sleep, Tokenizer, Wake
 from ..run_info import RunInfo
 from ..types.results import Done
@@ -21,6 +25,17 @@ from .sampling import Sampling
 from .tokenizer import load_tokenizer
 from .training import Training
 from .weights import Weights
+
+#: seconds after which a close looks whether it waits for what is paused
+_PAUSE_CHECK = 1.0
+
+_open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+@atexit.register
+def _warn_of_open_sessions() -> None:
+    for session in list(_open_sessions):
+        session._warn_if_open()
 
 
 class Session(Face):
@@ -39,6 +54,7 @@ class Session(Face):
         self._loop = loop
         self._url = url
         self._closed = False
+        _open_sessions.add(self)
 
     # -- the run --------------------------------------------------------------------------------
 
@@ -109,17 +125,28 @@ class Session(Face):
             return
         self._connection.check_process()
         try:
-            for call in self._connection.pending():
-                concurrent.futures.wait([call.future])
+            self._drain()
             failure = self._connection.failures.first(lambda call: True)
         finally:
             self.detach()
         if failure is not None:
             raise failure
 
-    def _cancel_everything(self) -> None:
-        for call in self._connection.pending():
-            self._connection.cancel(call)
+    def _drain(self) -> None:
+        """Waits until everything has an outcome. Generates that are held by a pause never would:
+        they are cancelled, and the session says so."""
+        while pending := self._connection.pending():
+            ended, _ = concurrent.futures.wait([pending[0].future], _PAUSE_CHECK)
+            if ended or any(call.row.stream is not Stream.SAMPLING for call in pending):
+                continue
+            if self.info().result().paused:
+                for call in pending:
+                    self._connection.cancel(call)
+                concurrent.futures.wait([call.future for call in pending])
+                raise ConflictError(
+                    f"the session was closed while generation was paused: {len(pending)} "
+                    "generate(s) were cancelled; resume before closing"
+                )
 
     def __enter__(self) -> Self:
         return self
@@ -139,10 +166,25 @@ class Session(Face):
         if failure is not None:
             error.add_note(f"an operation that was not awaited failed earlier: {failure}")
         try:
-            self._cancel_everything()
-            self.detach()
+            self.detach()  # which ends what has not started
         except Exception as closing:  # noqa: BLE001 - the caller's own exception is the one to see
             error.add_note(f"closing the session failed too: {closing!r}")
+
+    def _warn_if_open(self) -> None:
+        """At the interpreter's end nothing can be waited for any more, but it can be said."""
+        connection = self._connection
+        if self._closed or not connection.is_of_this_process:
+            return
+        lost = len(connection.pending())
+        failure = connection.failures.first(lambda call: True)
+        if lost or failure is not None:
+            warnings.warn(
+                f"the program ended without closing {self!r}: {lost} operation(s) had not ended"
+                + (f", and one had failed ({failure})" if failure is not None else "")
+                + "; use `with connect(...)` or call close()",
+                RuntimeWarning,
+                stacklevel=1,
+            )
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else self.role

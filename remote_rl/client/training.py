@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..errors import InvalidRequestError
 from ..losses import Custom, Loss
 from ..requests import (
     Checkpoints,
@@ -61,7 +62,7 @@ class Training(Face):
         The result's fields are Ragged[n] float32, entry t for response token t.
         """
         request = Forward(
-            batch=batch.only(()), outputs=frozenset(outputs), policy=policy, model=model
+            batch=_checked_batch(batch).only(()), outputs=outputs, policy=policy, model=model
         )
         operation: Operation[Outputs] = self._submit("forward", request, deadline=deadline)
         return operation
@@ -81,6 +82,13 @@ class Training(Face):
         is paid for, or from `outputs`, those of the same rows at the current version.
         Raises `InvalidRequestError` where the batch lacks a field that the loss needs.
         """
+        _checked_batch(batch)
+        if not isinstance(loss, Loss):
+            raise InvalidRequestError(
+                f"loss must be an instance of a loss of remote_rl.losses, such as losses.PPO(), "
+                f"not {loss!r}",
+                field="loss",
+            )
         if isinstance(loss, Custom):
             return submit_custom(self, batch, loss, outputs, model, deadline)
         if outputs is not None:
@@ -209,10 +217,18 @@ class Training(Face):
         return operation
 
 
+def _checked_batch(batch: Batch) -> Batch:
+    if not isinstance(batch, Batch):
+        raise InvalidRequestError(
+            f"batch must be a remote_rl.Batch, not a {type(batch).__name__}; build one with "
+            "Batch(...) or Batch.from_groups(...)",
+            field="batch",
+        )
+    return batch
+
+
 def raise_only_custom() -> None:
     """`outputs` is for losses that run on the client."""
-    from ..errors import InvalidRequestError
-
     raise InvalidRequestError(
         "outputs= is only for losses of losses.custom; this one is computed by the backend"
     )

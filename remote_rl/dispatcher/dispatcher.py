@@ -15,6 +15,7 @@ import attrs
 
 from .. import __about__
 from ..errors import (
+    InvalidRequestError,
     OperationCancelled,
     ProtocolError,
     RemoteRLError,
@@ -40,6 +41,7 @@ from ..ops import ALWAYS_OFFERED, OPERATIONS, Operation, Stream
 from ..protocol import PROTOCOL_VERSIONS, Backend, Capabilities
 from ..requests import Abort, Generate
 from ..run_info import RunInfo
+from ..types.fields import is_number
 from .clients import Client
 from .clock import Clock, SystemClock
 from .context import RunningContext
@@ -70,6 +72,11 @@ class Dispatcher:
         stall_timeout: float = 300.0,
         clock: Clock | None = None,
     ) -> None:
+        for name, seconds in (("lease_seconds", lease_seconds), ("stall_timeout", stall_timeout)):
+            if not (is_number(seconds) and seconds > 0):
+                raise InvalidRequestError(
+                    f"{name} must be a number of seconds above 0, not {seconds!r}", field=name
+                )
         self.backend = backend
         self.instance_id = uuid.uuid4().hex
         self.clock = clock or SystemClock()
@@ -121,7 +128,6 @@ class Dispatcher:
 
     async def _close_backend(self) -> None:
         await self.backend.close()
-        self.store.close()
         self.executor.shutdown(wait=False, cancel_futures=True)
 
     # -- messages -------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ leaves the earlier ones whole and no half one under a name.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -47,25 +48,17 @@ class Store:
 
     def __init__(self, root: Path | None) -> None:
         self._root = root
-        self._lock: int | None = None
+        self._writing: dict[Path, int] = {}
         if root is None:
             return
         try:
             root.mkdir(parents=True, exist_ok=True)
-            self._lock = _locked(root)
-            for leftover in root.glob(f"{_PARTIAL}*"):
-                shutil.rmtree(leftover)
+            for leftover in root.glob(f"{_PARTIAL}*/"):
+                _sweep(leftover)
         except OSError as error:
-            self.close()
             raise InvalidRequestError(
                 f"checkpoint_dir {str(root)!r} can't be used: {error}", field="checkpoint_dir"
             ) from error
-
-    def close(self) -> None:
-        """Lets another run use the directory."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
 
     @property
     def available(self) -> bool:
@@ -126,10 +119,12 @@ class Store:
         self.refuse_existing(kind, name)
         path = self.root() / f"{_PARTIAL}{uuid.uuid4().hex}"
         (path / "state").mkdir(parents=True)
+        self._writing[path] = _locked(path)
         return path
 
     def abandon(self, partial: Path) -> None:
         """Removes what a failed save or export has written."""
+        os.close(self._writing.pop(partial))
         shutil.rmtree(partial)
 
     def finish_checkpoint(
@@ -148,19 +143,27 @@ class Store:
         return self._place(partial / "state", "export", name, leftover=partial)
 
     def delete(self, name: str) -> None:
-        """Removes a checkpoint, at once for every reader."""
-        stored = self.checkpoint(name)
+        """Removes a checkpoint, at once for every reader; a damaged one too."""
+        folder = self._folder("checkpoint", name)
+        if not folder.is_dir():
+            self.checkpoint(name)  # names the nearest
         aside = self.root() / f"{_PARTIAL}{uuid.uuid4().hex}"
-        stored.directory.parent.rename(aside)
+        folder.rename(aside)
         shutil.rmtree(aside)
 
     def _place(self, partial: Path, kind: str, name: str, leftover: Path | None = None) -> Path:
         target = self._folder(kind, name)
         target.parent.mkdir(exist_ok=True)
         self.refuse_existing(kind, name)
-        partial.rename(target)
+        try:
+            partial.rename(target)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another run was faster
+                self.refuse_existing(kind, name)
+            raise
         if leftover is not None:
             leftover.rmdir()
+        os.close(self._writing.pop(leftover or partial))
         return target
 
     def _read(self, path: Path) -> StoredCheckpoint:
@@ -199,18 +202,26 @@ class Store:
             return file.read(length), listed[path]
 
 
-def _locked(root: Path) -> int:
-    """Holds the directory for this process: another run would sweep what this one is writing."""
-    lock = os.open(root, os.O_RDONLY)
+def _locked(folder: Path) -> int:
+    """A descriptor that holds the folder for as long as it is open, whatever becomes of the
+    process; `BlockingIOError` where another one holds it."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        raise ConflictError(
-            f"checkpoint_dir {str(root)!r} is used by another run; close that one, or give this "
-            "one a directory of its own"
-        ) from error
-    return lock
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _sweep(leftover: Path) -> None:
+    """Removes what a crash left; what another run is still writing stays."""
+    try:
+        descriptor = _locked(leftover)
+    except (BlockingIOError, FileNotFoundError):
+        return
+    shutil.rmtree(leftover)
+    os.close(descriptor)
 
 
 def _flush(folder: Path) -> None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from ..errors import InvalidRequestError
 from .arrays import Array, TensorLike, cast_array, to_numpy
+from .fields import HIGHEST_TEMPERATURE, LOWEST_TEMPERATURE, TEMPERATURES
 from .ragged import Ragged, RaggedLike
 
 if TYPE_CHECKING:
@@ -168,11 +169,12 @@ def check_values(batch: Batch) -> None:
         bad = ~np.isfinite(field.values)
         if bad.any():
             _refuse_token(name, field, bad, "is not finite")
-    bad = ~np.isfinite(batch.temperature) | (batch.temperature < 0)
+    heat = batch.temperature
+    bad = ~((heat == 0) | ((heat >= LOWEST_TEMPERATURE) & (heat <= HIGHEST_TEMPERATURE)))
     if bad.any():
         row = int(np.argmax(bad))
         raise InvalidRequestError(
-            f"Batch.temperature[{row}] is {batch.temperature[row]}; it must be finite and >= 0",
+            f"Batch.temperature[{row}] is {batch.temperature[row]}; it must be {TEMPERATURES}",
             field="temperature",
             row=row,
         )

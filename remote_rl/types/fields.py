@@ -62,6 +62,23 @@ def strict(cls: Class) -> Class:
     return cls
 
 
+#: temperatures that float32 logits bear; 0, greedy, stands apart
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-4, 1e4
+TEMPERATURES = f"0 (greedy), or from {LOWEST_TEMPERATURE:g} to {HIGHEST_TEMPERATURE:g}"
+
+
+def temperature() -> Validator:
+    """0, or a number within the bounds."""
+
+    def check(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not is_number(value) or not (
+            value == 0 or LOWEST_TEMPERATURE <= value <= HIGHEST_TEMPERATURE
+        ):
+            _refuse(instance, attribute, value, TEMPERATURES)
+
+    return check
+
+
 def _refuse(instance: Any, attribute: attrs.Attribute[Any], value: Any, wanted: str) -> None:
     shown = repr(value)
     if len(shown) > 80:
@@ -72,7 +89,8 @@ def _refuse(instance: Any, attribute: attrs.Attribute[Any], value: Any, wanted: 
     )
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """A real number, Python's or numpy's, and not a bool."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
 
 
@@ -98,7 +116,7 @@ def number(
 
     def check(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if (
-            not _is_number(value)
+            not is_number(value)
             or not math.isfinite(value)
             or (above is not None and value <= above)
             or (minimum is not None and value < minimum)

@@ -291,7 +291,10 @@ def _row(row: Any, index: int, what: str) -> Array:
             if array.ndim == 1 and (array.size == 0 or array.dtype.kind in "biuf"):
                 return array
             problem = (
-                f"must be a flat sequence of numbers, not shape {array.shape} of {array.dtype}"
+                "must be a flat sequence of numbers, not a single one; give a list of rows, such "
+                "as [[1, 2], [3]]"
+                if array.ndim == 0 and array.dtype.kind in "biuf"
+                else f"must be a flat sequence of numbers, not {array.dtype} of shape {array.shape}"
             )
     raise InvalidRequestError(
         f"row {index} of {what} {problem}", field=what.rpartition(".")[2], row=index

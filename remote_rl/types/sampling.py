@@ -16,6 +16,7 @@ from .fields import (
     optional,
     plain,
     strict,
+    temperature,
     text,
 )
 
@@ -26,7 +27,8 @@ class SamplingParams:
     """How responses are drawn; what changes the result, and hints that only place the work.
 
     n: responses per prompt. max_tokens: tokens per response, at most.
-    temperature: divides the logits; 0 is greedy. top_p, top_k, min_p: truncation, off by default.
+    temperature: divides the logits; 0 is greedy, else from 1e-4 to 1e4.
+    top_p, top_k, min_p: truncation, off by default.
     stop: strings that end a response; tokens from the first one that holds part of the match on
       are left out. stop_token_ids: ids that end a response, kept as its last token, besides the
       model's own end-of-sequence ids.
@@ -43,7 +45,7 @@ class SamplingParams:
         metadata=SEMANTIC, converter=plain, validator=integer(minimum=1, maximum=2**31 - 1)
     )
     temperature: float = attrs.field(
-        default=1.0, metadata=SEMANTIC, converter=plain, validator=number(minimum=0)
+        default=1.0, metadata=SEMANTIC, converter=plain, validator=temperature()
     )
     top_p: float = attrs.field(
         default=1.0, metadata=SEMANTIC, converter=plain, validator=number(above=0, maximum=1)

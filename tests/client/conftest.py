@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,14 @@ from remote_rl.transports.inprocess import InProcessTransport
 
 SessionFactory = Callable[..., Session]
 ServerFactory = Callable[..., Server]
+
+
+@pytest.fixture(autouse=True)
+def end_what_hangs() -> Iterator[None]:
+    """A test that waits for ever ends the whole session, with every thread's traceback."""
+    faulthandler.dump_traceback_later(180, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture

@@ -92,6 +92,7 @@ def test_without_optimizer_it_is_fresh(
     for name in ("with", "without"):
         assert rl.training.load(name, optimizer=False).result().optimizer is False
         results.append(goes_on(rl, batch))
+    rl.close()
     other = session_factory(small_mock(), checkpoint_dir=tmp_path)
     other.training.load("without", optimizer=False).result()
     results.append(goes_on(other, batch))
@@ -187,7 +188,8 @@ def test_a_save_that_fails_leaves_nothing(
 def test_a_checkpoint_of_another_model_is_refused(
     session_factory: SessionFactory, batch: Batch, tmp_path: Path
 ) -> None:
-    session_factory(small_mock(), checkpoint_dir=tmp_path).training.save("a").result()
+    with session_factory(small_mock(), checkpoint_dir=tmp_path) as rl:
+        rl.training.save("a").result()
     other = session_factory(small_mock(hidden_size=16), checkpoint_dir=tmp_path)
     before = logprobs(other, batch)
     with pytest.raises(InvalidRequestError, match="the checkpoint is of another model"):

@@ -148,9 +148,9 @@ def test_options_of_the_wrong_place(server: Server) -> None:
     for name, value in given.items():
         with pytest.raises(InvalidRequestError, match=f"{name}= is for a run in this process"):
             connect(server.url, **{name: value})
-    for name in ("token", "ca_file"):
-        with pytest.raises(InvalidRequestError, match="are for servers"):
-            connect("mock", **{name: "x"})
+    for name, value in {"token": "x", "ca_file": "x", "takeover": True}.items():
+        with pytest.raises(InvalidRequestError, match=f"{name}= is for a server"):
+            connect("mock", **{name: value})
     with pytest.raises(InvalidRequestError, match="options are for a backend given by its name"):
         connect(small_mock(), vocab_size=5)
 

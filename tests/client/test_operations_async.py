@@ -143,6 +143,30 @@ def test_async_iteration_gives_samples_as_they_finish(rl: Session, double: Doubl
     assert [sample.index for sample in asyncio.run(main())] == order
 
 
+def test_async_iteration_gives_every_sample_once(rl: Session) -> None:
+    """Also those that finish together, and after the end."""
+
+    async def main() -> None:
+        operation = rl.sampling.generate([[1], [2], [3]], SamplingParams(n=5, max_tokens=2))
+        for _ in range(2):
+            seen = [(sample.prompt_index, sample.index) async for sample in operation]
+            assert sorted(seen) == [(prompt, index) for prompt in range(3) for index in range(5)]
+
+    asyncio.run(main())
+
+
+def test_a_failure_ends_an_async_iteration_with_itself(rl: Session, double: Double) -> None:
+    double.faults["generate", 1] = BackendError("no sampler")
+
+    async def main() -> None:
+        with pytest.raises(BackendError, match="no sampler"):
+            async for _ in rl.sampling.generate([[1]], SamplingParams(max_tokens=2)):
+                pass
+
+    asyncio.run(main())
+    rl.close()  # it was looked at
+
+
 def test_an_abandoned_async_iteration_lets_its_loop_end(rl: Session, double: Double) -> None:
     """A loop that is closed while a sample is awaited does not wait for the sample."""
     double.sample_holds = {0: Hold()}

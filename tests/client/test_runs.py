@@ -20,8 +20,9 @@ from remote_rl.errors import (
     RunLostError,
     UnreachableError,
 )
-from remote_rl.messages import Attach, Grant
+from remote_rl.messages import Attach, ConnectionLost, Grant
 from remote_rl.protocol import PROTOCOL_VERSIONS
+from remote_rl.transports.http import HttpTransport
 
 
 @pytest.fixture
@@ -262,6 +263,28 @@ def test_a_server_that_stays_away_is_unreachable_a_leases_length_later(
     with pytest.raises(UnreachableError):
         rl.info()
     rl.detach()
+
+
+def test_silence_is_counted_from_the_last_answer(
+    servers: ServerFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session older than its lease survives a lost message, since it spoke a moment ago."""
+    server = servers(small_mock(), lease_seconds=0.5)
+    with connect(server.url) as rl:
+        begin = time.monotonic()
+        while time.monotonic() - begin < 0.7:
+            rl.info().result()
+        original, lost = HttpTransport.call, []
+
+        async def call(self: Any, message: Any, timeout: float) -> Any:
+            if not lost:
+                lost.append(message)
+                raise ConnectionLost("the first one of all")
+            return await original(self, message, timeout)
+
+        monkeypatch.setattr(HttpTransport, "call", call)
+        rl.info().result(60)
+        assert len(lost) == 1
 
 
 def test_a_run_that_is_closed_says_so(server: Server) -> None:

@@ -1,6 +1,8 @@
 """Checkpoints and exports on disk: whole or absent, by name, inside their directory."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -11,14 +13,6 @@ from remote_rl.types import CheckpointInfo
 
 @pytest.fixture
 def store(tmp_path):
-    store = Store(tmp_path / "run")
-    yield store
-    store.close()
-
-
-def again(store, tmp_path):
-    """The directory as the next run finds it."""
-    store.close()
     return Store(tmp_path / "run")
 
 
@@ -33,7 +27,7 @@ def test_a_checkpoint_comes_back_as_it_was_saved(store, tmp_path):
     info = save(store, "a", version=3, metadata={"step": 7, "note": "ü"}, reference=True)
     assert info.bytes == len(b"weights")
     assert info.created > 0
-    for reader in (store, again(store, tmp_path)):
+    for reader in (store, Store(tmp_path / "run")):
         stored = reader.checkpoint("a")
         assert stored.info == info
         assert stored.counters == {0: 5, 1: 2}
@@ -51,14 +45,49 @@ def test_nothing_shows_before_it_is_whole(store, tmp_path):
     assert [path.name for path in (tmp_path / "run").iterdir()] == []
 
 
+CRASH = """
+import os, sys
+from pathlib import Path
+from remote_rl.dispatcher.store import Store
+store = Store(Path(sys.argv[1]))
+store.begin("checkpoint", "half")
+store.begin("export", "half")
+os._exit(9)
+"""
+
+
 def test_what_a_crash_left_is_swept_at_the_start(store, tmp_path):
     save(store, "whole")
-    store.begin("checkpoint", "half")
-    store.begin("export", "half")
     (tmp_path / "run" / "note.txt").write_text("not ours")
-    swept = again(store, tmp_path)
+    (tmp_path / "run" / ".partial-file").write_text("not ours either")
+    crashed = subprocess.run([sys.executable, "-c", CRASH, str(tmp_path / "run")], timeout=60)
+    assert crashed.returncode == 9
+    assert len(list((tmp_path / "run").glob(".partial-*/"))) == 2
+    swept = Store(tmp_path / "run")
     assert [info.name for info in swept.checkpoints()] == ["whole"]
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints", "note.txt"]
+    assert not list((tmp_path / "run").glob(".partial-*/"))
+
+
+def test_what_another_run_is_writing_is_not_swept(store, tmp_path):
+    partial = store.begin("checkpoint", "a")
+    (partial / "state" / "weights.bin").write_bytes(b"weights")
+    Store(tmp_path / "run")
+    info = CheckpointInfo(name="a", version=1, optimizer=True)
+    store.finish_checkpoint(partial, info, {})
+    assert [info.name for info in Store(tmp_path / "run").checkpoints()] == ["a"]
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "export"])
+def test_of_two_runs_that_save_one_name_the_first_has_it(store, tmp_path, kind):
+    other = Store(tmp_path / "run")
+    first, second = store.begin(kind, "a"), other.begin(kind, "a")
+    for partial in (first, second):
+        (partial / "state" / "weights.bin").write_bytes(b"weights")
+    finish(store, kind, first, "a")
+    with pytest.raises(ConflictError, match="'a' exists"):
+        finish(other, kind, second, "a")
+    other.abandon(second)
+    assert not list((tmp_path / "run").glob(".partial-*"))
 
 
 def finish(store, kind, partial, name):
@@ -168,18 +197,14 @@ def test_a_damaged_checkpoint_is_named_and_hides_no_other(store, tmp_path, damag
         store.checkpoint("b")
     assert [info.name for info in store.checkpoints()] == ["a"]
     assert store.latest() == "a"
-
-
-def test_two_runs_never_share_a_directory(store, tmp_path):
-    with pytest.raises(ConflictError, match="is used by another run"):
-        Store(tmp_path / "run")
-    store.close()
-    Store(tmp_path / "run").close()
+    store.delete("b")
+    save(store, "b")
+    assert store.latest() == "b"
 
 
 def test_a_directory_that_cannot_be_used_is_refused(tmp_path):
     (tmp_path / "file").write_text("not a directory")
-    with pytest.raises(InvalidRequestError, match="checkpoint_dir .* can't be used"):
+    with pytest.raises(InvalidRequestError, match=r"checkpoint_dir .* can't be used"):
         Store(tmp_path / "file")
 
 
