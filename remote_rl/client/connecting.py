@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
+import inspect
 import logging
 import os
 import time
@@ -65,7 +67,8 @@ def connect(
         given = [name for name, value in local.items() if name in options or value is not None]
         if given:
             raise InvalidRequestError(
-                f"{given[0]}= is for a run in this process; a server has its own configuration",
+                f"{given[0]}= is for a run in this process; a server has its own configuration"
+                + _near_miss(given[0]),
                 field=given[0],
             )
         return _open_remote(where, model, start, takeover, token, ca_file)
@@ -77,6 +80,12 @@ def connect(
         )
     patience = _STALL_TIMEOUT if stall_timeout is None else stall_timeout
     return _open_local(where, options, model, start, patience, checkpoint_dir)
+
+
+def _near_miss(name: str) -> str:
+    own = [parameter for parameter in inspect.signature(connect).parameters if parameter != name]
+    close = difflib.get_close_matches(name, own, n=1, cutoff=0.6)
+    return f"; or did you mean {close[0]!r}?" if close else ""
 
 
 class _Address(str):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 
 from ..errors import (
     InvalidRequestError,
-    LeaseError,
     ProtocolError,
     RemoteRLError,
     RunLostError,
@@ -176,7 +175,7 @@ class Gate:
             client = self.clients.pop(lease.client_id, None)
             if client is not None:
                 log.info("lease of %s %s ended", lease.role, lease.client_id)
-                self._drop(client, LeaseError(f"the lease of client {lease.client_id} has ended"))
+                self._drop(client, self.leases.refusal(lease.client_id))
 
     def _drop(self, client: Client, error: RemoteRLError) -> None:
         for record in client.records():

@@ -79,11 +79,7 @@ class Leases:
         """The client's lease, renewed; `LeaseError` where it has none."""
         lease = self._held.get(client_id)
         if lease is None:
-            reason = self._ended.get(client_id, "it never attached to this run")
-            raise LeaseError(
-                f"client {client_id} holds no lease of the run: {reason}; connect again",
-                client_id=client_id,
-            )
+            raise self.refusal(client_id)
         lease.expires = now + self.seconds
         lease.renewals += 1
         return lease
@@ -110,6 +106,14 @@ class Leases:
     def ended(self, client_id: str) -> bool:
         """Whether the client held a lease that is over."""
         return client_id in self._ended
+
+    def refusal(self, client_id: str) -> LeaseError:
+        """Why the client has no right to the run, and what to do."""
+        reason = self._ended.get(client_id, "it never attached to this run")
+        return LeaseError(
+            f"client {client_id} holds no lease of the run: {reason}; connect again",
+            client_id=client_id,
+        )
 
     def _end_epoch(self, reason: str) -> tuple[Lease, ...]:
         ended = self.held()

@@ -42,7 +42,9 @@ class HttpTransport:
 
     def __init__(self, url: str, *, token: str | None = None, ca_file: str | None = None) -> None:
         self._url = _checked_url(url)
-        self._token = token if token is not None else os.environ.get("REMOTE_RL_TOKEN")
+        self._token = _checked_token(
+            token if token is not None else os.environ.get("REMOTE_RL_TOKEN")
+        )
         self._tls = _tls_context(self._url, ca_file)
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -176,6 +178,15 @@ def _body(frame: Frame, moved: Callable[[int], None]) -> Any:
 def _lost(error: Exception) -> ConnectionLost:
     cause = getattr(error, "os_error", error)  # of a failed connect, aiohttp's own text is longer
     return ConnectionLost(f"{type(cause).__name__}: {cause}".rstrip(": "))
+
+
+def _checked_token(token: str | None) -> str | None:
+    """Without the white space that a file's or a variable's end brings along."""
+    if token is None or not token.strip():
+        return None
+    if not token.strip().isprintable():
+        raise InvalidRequestError("the token holds characters that can't be sent", field="token")
+    return token.strip()
 
 
 def _checked_url(url: str) -> str:

@@ -9,6 +9,7 @@ from client_double import Double, Hold
 from conftest import Doorkeeper, SessionFactory, small_mock
 
 from remote_rl import Batch, SamplingParams, Session, losses
+from remote_rl.errors import ConflictError, OperationCancelled
 from remote_rl.messages import Submit
 
 #: no generate of it ends by itself
@@ -149,3 +150,13 @@ def test_every_control_reaches_the_backend(mocked: Session, mock: Any) -> None:
     mocked.sampling.finish_session("s").result()
     ended = [call.operation for call in mock.calls if call.event == "ended"]
     assert ended[1:] == ["pause", "resume", "reset_prefix_cache", "finish_session"]
+
+
+def test_closing_while_paused_does_not_wait_for_ever(mocked: Session) -> None:
+    mocked.sampling.pause().result()
+    held = [mocked.sampling.generate([[1]], SamplingParams(max_tokens=3)) for _ in range(2)]
+    with pytest.raises(ConflictError, match=r"2 generate\(s\) were cancelled; resume before"):
+        mocked.close()
+    for operation in held:
+        with pytest.raises(OperationCancelled):
+            operation.result()

@@ -110,9 +110,7 @@ def _cases() -> Iterator[tuple[str, str, Call]]:
     yield (
         "losses",
         "Cotangents",
-        lambda rl, batch: rl.training.forward_backward(
-            batch, losses.custom(print, framework=None)
-        ),
+        lambda rl, batch: rl.training.forward_backward(batch, losses.custom(print, framework=None)),
     )
     yield "optimizers", "AdamW", OPERATION_CALLS["optim_step"]
     for name, value in OPTIONS.items():
@@ -292,6 +290,8 @@ def test_every_operation_on_a_model_takes_its_name_and_refuses_another(
         with pytest.raises(InvalidRequestError, match="model='critic' is reserved: a run holds"):
             method(*arguments, model="critic")
     with pytest.raises(InvalidRequestError, match="model='critic' is reserved: a run holds"):
-        mocked.training.forward_backward(batch, losses.custom(print, framework=None), model="critic")
+        mocked.training.forward_backward(
+            batch, losses.custom(print, framework=None), model="critic"
+        )
     assert messages == []
     mocked.training.forward(batch, model="policy").result()

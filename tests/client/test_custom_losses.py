@@ -18,6 +18,7 @@ from remote_rl.errors import (
     DirtyGradientsError,
     InvalidRequestError,
     OperationCancelled,
+    UnsupportedError,
 )
 
 STEP = AdamW(lr=0.1)
@@ -227,6 +228,40 @@ def test_a_deadline_that_passes_in_its_function(rl: Session, double: Double, bat
     with pytest.raises(DeadlineExceededError, match="custom loss"):
         operation.result(60)
     assert double.names() == ["forward"]
+
+
+def test_training_operations_inside_its_function_are_refused(
+    rl: Session, double: Double, batch: Batch
+) -> None:
+    """They would come after the loss, which waits for the function: a deadlock, said at once."""
+    refused: list[str] = []
+
+    def inside(given: Batch, outputs: dict[str, Any]) -> Any:
+        for name, call in {
+            "forward": lambda: rl.training.forward(given, policy="reference"),
+            "version": lambda: rl.weights.version(),
+            "forward_backward": lambda: rl.training.forward_backward(given, by_hand()),
+        }.items():
+            with pytest.raises(InvalidRequestError, match=r"inside the function of losses\.custom"):
+                call()
+            refused.append(name)
+        assert rl.info().result(60).backend == "double"  # which is ordered after nothing
+        return cross_entropy(given, outputs)
+
+    assert rl.training.forward_backward(batch, by_hand(inside)).result(60).version == 0
+    assert refused == ["forward", "version", "forward_backward"]
+    assert rl.training.optim_step(STEP).result().version == 1
+    assert double.names() == ["forward", "forward_backward", "optim_step"]
+
+
+def test_without_torch_a_torch_loss_is_refused_at_the_call(
+    rl: Session, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedError, match="pip install 'remote-rl.torch.'"):
+        rl.training.forward_backward(batch, losses.custom(_never))
+    rl.training.forward_backward(batch, losses.CrossEntropy())  # nothing is dirty
+    assert rl.training.optim_step(STEP).result().version == 1
 
 
 def _never(batch: Batch, outputs: dict[str, Any]) -> Any:

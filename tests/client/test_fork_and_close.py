@@ -200,3 +200,45 @@ def test_ctrl_c_while_waiting() -> None:
     printed, complaints = process.communicate(timeout=60)
     assert (printed, complaints) == ("forward_backward True True\n", "")
     assert process.returncode == 0
+
+
+LEFT_OPEN = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from client_double import Double, ended
+from remote_rl import Batch, connect, losses
+from remote_rl.errors import BackendError
+double = Double()
+rl = connect(double)
+batch = Batch(prompts=[[1]], prompt_index=[0], responses=[[2]], temperature=1.0)
+if sys.argv[1] == "failed":
+    double.faults["forward", 1] = BackendError("nobody saw it")
+    ended(rl.training.forward(batch))
+elif sys.argv[1] == "running":
+    hold = double.hold("forward")
+    running = rl.training.forward(batch)
+    assert hold.reached.wait(60)
+else:
+    rl.training.forward(batch).result()
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("failed", "one had failed (nobody saw it)"),
+        ("running", "1 operation(s) had not ended"),
+        ("nothing", ""),
+    ],
+)
+def test_a_program_that_ends_without_closing_says_what_was_lost(what: str, words: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN, what, __file__.rpartition("/")[0]],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert words in ended.stderr
+    assert ("use `with connect(...)`" in ended.stderr) == bool(words)

@@ -211,10 +211,22 @@ def test_an_address_where_nothing_answers_is_named_in_about_five_seconds() -> No
     assert "remote-rl serve" in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "http://", "http://user:pw@host", "http://h:port"])
-def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(InvalidRequestError):
-        connect(url)
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("ftp://host", "unknown scheme"),
+        ("http://", "write http://HOST:PORT"),
+        ("http://user:pw@host", "no user, query or fragment"),
+        ("http://h:port", "not an address"),
+        ("gpu-box:7700", "did you mean 'http://gpu-box:7700'"),
+        ("mock/", "did you mean 'http://mock/'"),
+        (None, "a target is a backend's name"),
+        (7700, "a target is a backend's name"),
+    ],
+)
+def test_what_is_no_target(target: Any, words: str) -> None:
+    with pytest.raises(InvalidRequestError, match=words):
+        connect(target)
 
 
 def test_a_restarted_server_is_another_run(

@@ -103,20 +103,26 @@ def test_sync_with_abort_ends_what_flies(session_factory: SessionFactory, batch:
 def test_sync_with_wait_lets_what_flies_finish(
     session_factory: SessionFactory, batch: Batch
 ) -> None:
-    backend = small_mock()
+    """Every token of it is of the old weights, though the sync came while it was being drawn."""
+    backend = small_mock(latency={"token": 0.05})
     rl = session_factory(backend)
-    rl.sampling.pause().result()
-    operation = rl.sampling.generate([[1]], SamplingParams(max_tokens=4))
+    operation = rl.sampling.generate([[1]], SamplingParams(max_tokens=6))
     until_started(Lab(rl, backend), "generate")
     learn(rl, batch)
-    sync = rl.weights.sync("wait")
-    for _ in range(20):
-        rl.info().result()
-    assert not sync.done()
-    rl.sampling.resume().result()
-    assert sync.result(60).version == 1
+    assert rl.weights.sync("wait").result(60).version == 1
     ((sample,),) = operation.result(60)
-    assert (sample.finish_reason, sample.last_version, len(sample)) == ("length", 0, 4)
+    assert (sample.finish_reason, sample.last_version, len(sample)) == ("length", 0, 6)
+    ((after,),) = rl.sampling.generate([[1]], SamplingParams(max_tokens=1)).result()
+    assert after.first_version == 1
+
+
+def test_sync_with_wait_is_refused_while_generation_is_paused(mocked: Session) -> None:
+    """It would wait for what nobody lets go on."""
+    mocked.sampling.pause().result()
+    with pytest.raises(ConflictError, match="generation is paused; resume first"):
+        mocked.weights.sync("wait").result(60)
+    mocked.sampling.resume().result()
+    assert mocked.weights.sync("wait").result(60).version == 0
 
 
 def test_the_receipt_says_what_moved(mocked: Session, mock: Any) -> None:

@@ -171,7 +171,7 @@ async def test_the_end_of_a_lease_drops_queued_work_and_ends_members():
         for task in dropped:
             error = await task
             assert type(error) is LeaseError
-            assert "the lease of client" in error.message
+            assert "holds no lease of the run" in error.message
         for client in ("a", "m"):
             with pytest.raises(LeaseError):
                 await talk.renew(client)
