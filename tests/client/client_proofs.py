@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
-from conftest import SessionFactory, small_mock
+from client_support import SessionFactory, small_mock
 
 from remote_rl import Session
 from remote_rl.errors import RemoteRLError

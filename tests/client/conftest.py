@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import faulthandler
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from client_double import Double, Hold
+from client_double import Double
 from client_server import Server
+from client_support import Doorkeeper, ServerFactory, SessionFactory, small_mock
 
-from backends.mock import create
-from remote_rl import AdamW, Batch, Session, connect, losses
+from remote_rl import Batch, Session, connect
 from remote_rl.messages import Message
 from remote_rl.transports.http import HttpTransport
 from remote_rl.transports.inprocess import InProcessTransport
-
-SessionFactory = Callable[..., Session]
-ServerFactory = Callable[..., Server]
 
 
 @pytest.fixture(autouse=True)
@@ -90,21 +87,6 @@ def batch() -> Batch:
     )
 
 
-SMALL: dict[str, Any] = {
-    "vocab_size": 12,
-    "window": 2,
-    "embedding_size": 4,
-    "hidden_size": 8,
-    "initial_scale": 1.0,
-    "eos_token_ids": (),
-}
-
-
-def small_mock(**options: Any) -> Any:
-    """A mock backend of a few hundred weights; ids 0 to 11, no end of sequence."""
-    return create(**{**SMALL, **options})
-
-
 @pytest.fixture
 def mock() -> Any:
     """One such backend, not started; its `calls` are the log."""
@@ -115,34 +97,6 @@ def mock() -> Any:
 def mocked(session_factory: SessionFactory, mock: Any, tmp_path: Path) -> Session:
     """A session on `mock`, with a directory for checkpoints."""
     return session_factory(mock, checkpoint_dir=tmp_path / "run")
-
-
-def learn(rl: Session, batch: Batch, steps: int = 1, lr: float = 0.05) -> None:
-    """A few steps of supervised training."""
-    for _ in range(steps):
-        rl.training.forward_backward(batch, losses.CrossEntropy())
-        rl.training.optim_step(AdamW(lr=lr))
-    rl.weights.version().result()
-
-
-def logprobs(rl: Session, batch: Batch, policy: str = "current") -> list[float]:
-    """Of every response token, under a policy."""
-    values: list[float] = (
-        rl.training.forward(batch, policy=policy).result().logprobs.values.tolist()
-    )
-    return values
-
-
-class Doorkeeper:
-    """Keeps chosen messages of every client back until a Hold is opened."""
-
-    def __init__(self) -> None:
-        self.kept: list[tuple[Callable[[Any], bool], Hold]] = []
-
-    def keep(self, chosen: Callable[[Any], bool]) -> Hold:
-        """From now on, messages that `chosen` accepts wait for the Hold that is returned."""
-        self.kept.append((chosen, Hold()))
-        return self.kept[-1][1]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from client_double import Double, Hold
-from conftest import Doorkeeper, SessionFactory, small_mock
+from client_support import Doorkeeper, SessionFactory, small_mock
 
 from remote_rl import Batch, SamplingParams, Session, losses
 from remote_rl.errors import ConflictError, OperationCancelled

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from client_double import Double, Hold
 from client_server import Server
-from conftest import Doorkeeper, ServerFactory
+from client_support import Doorkeeper, ServerFactory
 
 from remote_rl import AdamW, Batch, Operation, SamplingParams, Session, connect, losses
 from remote_rl.errors import (

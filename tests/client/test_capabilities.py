@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from conftest import SessionFactory, small_mock
+from client_support import SessionFactory, small_mock
 
 from remote_rl import AdamW, Batch, SamplingParams, Session, Tensor, connect, losses
 from remote_rl.client.faces import Face

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SessionFactory, learn, logprobs, small_mock
+from client_support import SessionFactory, learn, logprobs, small_mock
 
 from remote_rl import AdamW, Batch, Session, losses
 from remote_rl.errors import ConflictError, InvalidRequestError, RemoteRLError

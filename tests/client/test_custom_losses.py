@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from client_double import Double, ended
-from conftest import SessionFactory, learn, logprobs, small_mock
+from client_support import SessionFactory, learn, logprobs, small_mock
 
 from remote_rl import AdamW, Batch, Outputs, Session, losses
 from remote_rl.errors import (
@@ -258,7 +258,7 @@ def test_without_torch_a_torch_loss_is_refused_at_the_call(
     rl: Session, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UnsupportedError, match="pip install 'remote-rl.torch.'"):
+    with pytest.raises(UnsupportedError, match=r"pip install 'remote-rl\[torch\]'"):
         rl.training.forward_backward(batch, losses.custom(_never))
     rl.training.forward_backward(batch, losses.CrossEntropy())  # nothing is dirty
     assert rl.training.optim_step(STEP).result().version == 1

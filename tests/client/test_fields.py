@@ -14,7 +14,7 @@ import test_fields_losses
 import test_fields_sampling
 import test_fields_training
 from client_fields import fields_of_kind, request_classes, travelling_classes, unclassified_fields
-from conftest import SessionFactory, small_mock
+from client_support import SessionFactory, small_mock
 
 from remote_rl import AdamW, Batch, SamplingParams, Session, losses
 from remote_rl.errors import InvalidRequestError, UnknownNameError

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from client_proofs import Lab, Proof, check, outcome
-from conftest import SessionFactory
+from client_support import SessionFactory
 
 from remote_rl import AdamW, Batch, Ragged, losses
 from remote_rl.losses import (

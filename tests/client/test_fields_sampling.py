@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from client_proofs import Lab, Proof, check, outcome, until_started
-from conftest import SessionFactory, learn
+from client_support import SessionFactory, learn
 
 from remote_rl import Batch, SamplingParams, Tensor
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from client_double import ended
 from client_proofs import Lab, Proof, check, outcome
-from conftest import SessionFactory, learn, logprobs
+from client_support import SessionFactory, learn, logprobs
 
 from remote_rl import AdamW, Batch, losses
 from remote_rl.requests import ListFiles, ReadFile

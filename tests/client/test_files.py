@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SessionFactory, learn, small_mock
+from client_support import SessionFactory, learn, small_mock
 
 from remote_rl import Batch, Session
 from remote_rl.byte_tokenizer import ByteTokenizer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from client_double import Double
 from client_server import Server
-from conftest import ServerFactory, learn, logprobs, small_mock
+from client_support import ServerFactory, learn, logprobs, small_mock
 
 from remote_rl import Batch, SamplingParams, connect
 from remote_rl.errors import InvalidRequestError, LeaseError

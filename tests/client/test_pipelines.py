@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 import pytest
 from client_double import Double
-from conftest import ServerFactory, SessionFactory
+from client_support import ServerFactory, SessionFactory
 
 from remote_rl import AdamW, Batch, Operation, SamplingParams, Session, connect, losses
 from remote_rl.errors import BackendError, ConflictError, DirtyGradientsError

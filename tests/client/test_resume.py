@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SessionFactory, small_mock
+from client_support import SessionFactory, small_mock
 
 from remote_rl import AdamW, Batch, SamplingParams, Session, losses
 

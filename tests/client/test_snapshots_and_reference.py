@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import SessionFactory, learn, logprobs, small_mock
+from client_support import SessionFactory, learn, logprobs, small_mock
 
 from remote_rl import AdamW, Batch, SamplingParams, Session, losses
 from remote_rl.errors import ConflictError, InvalidRequestError

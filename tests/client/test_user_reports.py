@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from client_double import Double, Hold
-from conftest import ServerFactory, SessionFactory, learn, logprobs, small_mock
+from client_support import ServerFactory, SessionFactory, learn, logprobs, small_mock
 
 from remote_rl import AdamW, Batch, Ragged, SamplingParams, Session, connect, losses
 from remote_rl.errors import RunLostError, StalledError

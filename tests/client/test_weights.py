@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from client_proofs import Lab, until_started
-from conftest import SessionFactory, learn, logprobs, small_mock
+from client_support import SessionFactory, learn, logprobs, small_mock
 
 from remote_rl import Batch, SamplingParams, Session, Tensor
 from remote_rl.errors import BackendError, ConflictError, InvalidRequestError
