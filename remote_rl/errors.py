@@ -217,9 +217,18 @@ def as_remote_error(error: BaseException) -> RemoteRLError:
     import traceback
 
     text = "".join(traceback.format_exception(error))
-    wrapped = BackendError(f"{type(error).__name__}: {error}", traceback=text)
+    wrapped = BackendError(describe(error), traceback=text)
     wrapped.__cause__ = error.__cause__
     return wrapped
+
+
+def describe(error: BaseException) -> str:
+    """Class and message of any exception, also of one that can't say its own."""
+    name = type(error).__name__
+    try:
+        return f"{name}: {error}"
+    except Exception:  # noqa: BLE001 - its __str__ is somebody else's code
+        return f"{name} (its message can't be read)"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .protocol import Capabilities, ModelInfo
 from .types.arrays import Array
-from .types.fields import as_tuple, flag, integer, plain, strict, text
+from .types.fields import as_tuple, flag, integer, optional, plain, strict, text
 from .types.results import CheckpointInfo, WeightsVersion
 
 
@@ -22,7 +22,8 @@ class RunInfo:
     protocol_versions, software: what the other side speaks and is. versions: of the weights now.
     paused: generation is held until a resume.
     pristine: nothing has changed the weights or the optimizer since the base was loaded.
-    checkpoint_dir: whether the run can save. driver: whether some client holds the driver's lease.
+    checkpoint_dir: whether the run can save. lost: why the run is over, None while it lives.
+    driver: whether some client holds the driver's lease.
     """
 
     instance_id: str = attrs.field(validator=text())
@@ -36,6 +37,7 @@ class RunInfo:
     pristine: bool = attrs.field(validator=flag())
     checkpoint_dir: bool = attrs.field(validator=flag())
     driver: bool = attrs.field(validator=flag())
+    lost: str | None = attrs.field(default=None, validator=optional(text()))
 
 
 @strict

@@ -22,6 +22,7 @@ from ..errors import (
     RunLostError,
     UnreachableError,
     as_remote_error,
+    describe,
 )
 from ..messages import (
     Cancel,
@@ -31,7 +32,6 @@ from ..messages import (
     Outcome,
     Submit,
     Transport,
-    Wait,
     Waited,
 )
 from ..ops import OPERATIONS, Stream
@@ -41,11 +41,12 @@ from .failures import Failures
 from .link import Link
 from .loop import LoopThread
 from .operation import Call
+from .waiting import Waiting
+from .worker import Worker
 
 log = logging.getLogger("remote_rl.client")
 
 _LINGER = 0.05
-_WAIT = 20.0
 
 
 class Connection:
@@ -61,13 +62,13 @@ class Connection:
         self._loop = loop
         self._process = os.getpid()
         self._lock = threading.RLock()
-        self._custom = threading.local()
+        self.worker = Worker("remote_rl custom losses")
         self._numbers = dict.fromkeys((stream.value for stream in Stream), 0)
         self._calls: dict[Key, Call] = {}
         self.failures = Failures()
         self._slots = asyncio.Semaphore(transport.submits)
         self._backlog = 0
-        self._poke = asyncio.Event()
+        self._waiting = Waiting(self._link)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._generates_under_way: set[asyncio.Task[Any]] = set()
         self._waiter: asyncio.Task[None] | None = None
@@ -92,7 +93,7 @@ class Connection:
         """Takes the next number of the operation's stream, for `send` to fill."""
         self.check_process()
         row = OPERATIONS[name]
-        if row.stream is Stream.TRAINING and hasattr(self._custom, "call"):
+        if row.stream is Stream.TRAINING and self.worker.is_this_thread:
             raise InvalidRequestError(
                 f"{name} inside the function of losses.custom would wait for the loss itself, "
                 "whose place in the order comes first; do it before forward_backward and pass its "
@@ -109,11 +110,6 @@ class Connection:
             call = Call(self, row, self._numbers[stream], convert)
             self._calls[call.key] = call
         return call
-
-    def forbid_waiting_for(self, call: Call) -> None:
-        """This thread computes what `call` will send: nothing that is ordered after it may be
-        submitted from here."""
-        self._custom.call = call
 
     @property
     def ordering(self) -> threading.RLock:
@@ -133,7 +129,7 @@ class Connection:
     def abandon(self, call: Call, error: BaseException) -> None:
         """Fills a reserved number with a failure; the caller gets `error` itself."""
         row = OPERATIONS["abandon"]
-        request = Abandon(reason=f"{type(error).__name__}: {error}")
+        request = Abandon(reason=describe(error))
         self._finish(call, error=error)
         digest = self.transport.digest(request)
         self._post(self._deliver(call, row, request, digest, None))
@@ -148,12 +144,12 @@ class Connection:
         """Brings the samples of a generate as they finish."""
         if not call.streaming and not call.future.done():
             call.streaming = True
-            self._loop.call(self._poke.set)
+            self._loop.call(self._waiting.ask_anew)
 
     def pending(self) -> list[Call]:
         """Calls without an outcome, oldest first."""
         with self._lock:
-            return [call for call in self._calls.values() if not call.future.done()]
+            return list(self._calls.values())
 
     def _post(self, coroutine: Coroutine[Any, Any, None]) -> None:
         try:
@@ -186,9 +182,9 @@ class Connection:
 
     def _finish(self, call: Call, response: Any = None, error: BaseException | None = None) -> None:
         call.finish(response, error)
-        with self._lock:
-            self._calls.pop(call.key, None)
         self.failures.add(call)
+        with self._lock:  # last: what is no longer pending has its failure on record
+            self._calls.pop(call.key, None)
 
     async def _deliver(
         self, call: Call, row: Row, request: Request, digest: str | None, deadline: float | None
@@ -257,34 +253,13 @@ class Connection:
             cursors = {
                 str(call.number): len(call.samples) for call in self.pending() if call.streaming
             }
-
-            def build(leased: dict[str, Any], cursors: dict[str, int] = cursors) -> Wait:
-                return Wait(timeout=_WAIT, cursors=cursors, **leased)
-
             try:
-                waited = await self._unless_poked(self._link.talk(build, _WAIT + 10.0))
+                waited = await self._waiting.ask(cursors)
             except RemoteRLError as error:
                 self.break_off(error)
                 return
             if waited is not None:
                 self._take_waited(waited)
-
-    async def _unless_poked(self, coroutine: Any) -> Waited | None:
-        """The wait's answer, or None where a newly iterated generate makes it ask anew."""
-        talk = asyncio.ensure_future(coroutine)
-        poke = asyncio.ensure_future(self._poke.wait())
-        try:
-            await asyncio.wait([talk, poke], return_when=asyncio.FIRST_COMPLETED)
-            if talk.done():
-                waited: Waited = talk.result()
-                return waited
-            return None
-        finally:
-            self._poke.clear()
-            for task in (talk, poke):
-                if not task.done():
-                    task.cancel()
-            await asyncio.gather(talk, poke, return_exceptions=True)
 
     def _take_waited(self, waited: Waited) -> None:
         with self._lock:
@@ -334,4 +309,5 @@ class Connection:
             for task in list(self._tasks):
                 if task is not asyncio.current_task():
                     task.cancel()
+            self.worker.stop()
             await self.transport.close()

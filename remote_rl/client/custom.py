@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import importlib.util
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -65,16 +64,11 @@ def submit_custom(
         return attrs.evolve(result, value=told["value"], metrics=metrics)
 
     connection = face._connection
+    connection.worker.ready()
     digest = connection.transport.digest(forward)
-    with connection.ordering:
-        first: Call | None = None
-        if outputs is None:
-            first = connection.reserve("forward", lambda response: response)
-            connection.send(first, forward, digest, deadline)
-        call = connection.reserve("forward_backward", convert)
+    first: Call | None = None
 
     def work() -> None:
-        connection.forbid_waiting_for(call)
         try:
             held = outputs if first is None else _outcome(first)
             assert held is not None
@@ -90,7 +84,13 @@ def submit_custom(
         else:
             connection.send(call, request, own, left)
 
-    threading.Thread(target=work, name="remote_rl custom loss", daemon=True).start()
+    with connection.ordering:
+        if outputs is None:
+            first = connection.reserve("forward", lambda response: response)
+            connection.send(first, forward, digest, deadline)
+        call = connection.reserve("forward_backward", convert)
+        # in the lock: a job that stood before an earlier one's would wait for it for ever
+        connection.worker.submit(work)
     return Operation(call)
 
 

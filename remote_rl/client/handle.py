@@ -46,7 +46,10 @@ class Handle:
             path = Path(data)
             if not path.is_file():
                 raise InvalidRequestError(f"there is no saved handle at {str(path)!r}")
-            data = path.read_text()
+            try:
+                data = path.read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                raise InvalidRequestError(f"{path} is no saved handle: {error}") from error
         if isinstance(data, str):
             try:
                 data = json.loads(data)

@@ -20,6 +20,7 @@ from ..errors import (
     ProtocolError,
     RemoteRLError,
     RunLostError,
+    StalledError,
 )
 from ..messages import (
     Attach,
@@ -114,11 +115,24 @@ class Dispatcher:
                 on_progress(record.progress.what)
 
         try:
-            await self.backend.start(self._context(record, hear))
+            await self._watched_start(record, hear)
         except BaseException:
             await self._close_backend()
             raise
         self.runner.start()
+
+    async def _watched_start(self, record: Record, hear: Callable[[], None]) -> None:
+        start = asyncio.create_task(self.backend.start(self._context(record, hear)))
+        patience, record.last_sign = self.runner.stall_timeout, self.clock.now()
+        while not (await asyncio.wait([start], timeout=min(1.0, patience)))[0]:
+            if self.clock.now() - record.last_sign >= patience:
+                self.backend.kill()
+                start.cancel()
+                raise StalledError(
+                    f"the start of backend {self.backend.name!r} reported nothing for "
+                    f"{patience:g} s" + (f"; it was last {record.doing}" if record.doing else "")
+                )
+        await start
 
     async def close(self) -> None:
         """Ends everything: what runs is cancelled, what waits fails, the backend is closed."""
@@ -170,6 +184,7 @@ class Dispatcher:
             pristine=self.rules.pristine,
             checkpoint_dir=self.store.available,
             driver=self.gate.leases.driver is not None,
+            lost=None if self.gate.lost is None else self.gate.lost.message,
         )
 
     @functools.cached_property

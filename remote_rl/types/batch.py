@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -14,10 +14,8 @@ from . import batch_fields
 from .arrays import Array, row_indices
 from .batch_fields import PER_TOKEN_FLOATS
 from .fields import LOCAL, RESERVED, SEMANTIC, only_default, strict
+from .generation import Group
 from .ragged import Ragged
-
-if TYPE_CHECKING:
-    from .generation import Group
 
 _RESERVED_HINT = "prefix trees and multimodal chunks are not part of this version"
 
@@ -104,7 +102,7 @@ class Batch:
     @classmethod
     def from_groups(
         cls,
-        groups: Iterable[Group],
+        groups: Iterable[Group] | Group,
         *,
         advantages: Any = None,
         extras: Mapping[str, Any] | None = None,
@@ -116,7 +114,14 @@ class Batch:
         come from the samples; the logprobs are left None where a sample has none. Equal prompts
         of different groups stay apart; see `share_prompts`.
         """
+        if isinstance(groups, Group):
+            groups = [groups]
         several = list(groups)
+        if not all(isinstance(group, Group) for group in several):
+            raise InvalidRequestError(
+                "Batch.from_groups takes the groups that generate(...).result() returns",
+                field="groups",
+            )
         samples = [sample for group in several for sample in group.samples]
         responses = Ragged.from_rows((sample.tokens for sample in samples), np.int32)
         logprobs = None
@@ -264,6 +269,10 @@ class Batch:
 
 def _flattened(advantages: Any, sizes: list[int]) -> Any:
     """[groups, samples of each] as [n]; anything else as it is."""
+    if isinstance(advantages, (list, tuple)) and len(advantages) == len(sizes) < sum(sizes):
+        lengths = [len(row) if hasattr(row, "__len__") else -1 for row in advantages]
+        if lengths == sizes:
+            return [value for row in advantages for value in row]
     shape = getattr(advantages, "shape", None)
     if shape is not None and len(shape) == 2 and sizes == [shape[1]] * shape[0]:
         return advantages.reshape(-1)

@@ -78,27 +78,46 @@ def test_its_two_numbers_come_before_whatever_is_called_next(
     assert double.names() == ["forward", "forward_backward", "optim_step", "sync"]
 
 
-def test_several_run_side_by_side_and_keep_their_order(
+def test_several_run_one_after_the_other_in_the_order_of_the_calls(
     rl: Session, double: Double, batch: Batch
 ) -> None:
-    second_done = threading.Event()
+    ran: list[int] = []
 
-    def first(given: Batch, outputs: dict[str, Any]) -> Any:
-        assert second_done.wait(60)  # the later one's function ends before
-        return cross_entropy(given, outputs)
+    def numbered(number: int) -> Any:
+        def function(given: Batch, outputs: dict[str, Any]) -> Any:
+            ran.append(number)
+            return 0.0, {"logprobs": np.full(6, number, np.float32)}
 
-    def second(given: Batch, outputs: dict[str, Any]) -> Any:
-        second_done.set()
-        return 2.0, {"logprobs": np.ones(6, np.float32)}
+        return by_hand(function)
 
     held = rl.training.forward(batch).result()
+    threads = threading.active_count()
     operations = [
-        rl.training.forward_backward(batch, by_hand(function), outputs=held)
-        for function in (first, second)
+        rl.training.forward_backward(batch, numbered(number), outputs=held) for number in range(300)
     ]
-    operations[1].result(60)
+    assert threading.active_count() <= threads + 1
+    operations[-1].result(60)
     sent = [request.loss.values["logprobs"].values[0] for request in double.requests[1:]]
-    assert sent == [np.float32(-1 / 6), 1]
+    assert ran == sent == list(range(300))
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_an_exception_that_cannot_say_its_message_holds_nothing_up(
+    rl: Session, batch: Batch
+) -> None:
+    def wrong(given: Batch, outputs: dict[str, Any]) -> Any:
+        raise Mute
+
+    operation = rl.training.forward_backward(batch, by_hand(wrong))
+    with pytest.raises(Mute):
+        operation.result(60)
+    with pytest.raises(DirtyGradientsError, match="its message can't be read"):
+        rl.training.optim_step(STEP).result(60)
+    rl.training.zero_grad().result(60)
 
 
 def test_outputs_that_are_held_cost_no_forward(rl: Session, double: Double, batch: Batch) -> None:

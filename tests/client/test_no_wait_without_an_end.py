@@ -106,7 +106,7 @@ def test_a_program_that_ends_without_closing_is_told_what_it_lost(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "options", "said"),
     [
-        (("localhost:7700",), {}, r"did you mean 'http://localhost:7700'"),
+        (("localhost:7700",), {}, rr"did you mean 'http://localhost:7700'"),
         ((None,), {}, "a target is a backend's name"),
         (("mock",), {"takeover": True}, "takeover= is for a server"),
         (("mock",), {"stall_timeout": -1}, "stall_timeout must be a number of seconds above 0"),

@@ -233,7 +233,7 @@ def test_a_read_timeout_kills_long_healthy_generations__labs_molt_42(
     rl: Session, double: Double, messages: list[Message], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many waits pass without news, the generation goes on and its result arrives."""
-    monkeypatch.setattr("remote_rl.client.connection._WAIT", 0.02)
+    monkeypatch.setattr("remote_rl.client.waiting._WAIT", 0.02)
     double.sample_holds = {0: Hold()}
     operation = rl.sampling.generate([[1]], SamplingParams(max_tokens=2))
     while sum(isinstance(message, Wait) for message in messages) < 10:
