@@ -154,5 +154,8 @@ def benchmarks(session: nox.Session) -> None:
 
 @nox.session(python=CURRENT)
 def nightly(session: nox.Session) -> None:
-    """What is too long for every commit."""
-    session.notify("core", ["--hypothesis-profile=nightly"])
+    """What is too long for every commit: every property on thousands of other examples."""
+    session.install(*TEST_TOOLS)
+    install_wheel(session)
+    session.env["REMOTE_RL_NIGHTLY"] = "1"
+    run_tests(session, "tests/contract", "tests/losses", "tests/wire", "tests/dispatcher")

@@ -116,6 +116,8 @@ class Submit(Leased):
 
     operation: a name of the table. number: its place in the client's stream, from 1.
     request: the table's request class. digest: of the request, None where nothing is resent.
+    generates_before: how many generates the client had called before it; what a checkpoint holds
+    of their seeds, however late it is written.
     deadline: seconds from its acceptance, or None. linger: how long the answer may wait for the
     result, in seconds.
     """
@@ -124,6 +126,7 @@ class Submit(Leased):
     number: int = attrs.field(validator=integer(minimum=1, maximum=2**53))
     request: Request = attrs.field(validator=instance_of(Request))
     digest: str | None = attrs.field(default=None, validator=optional(text()))
+    generates_before: int = attrs.field(default=0, validator=integer(minimum=0))
     deadline: float | None = attrs.field(default=None, validator=optional(fields.number(above=0)))
     linger: float = attrs.field(default=0.0, validator=fields.number(minimum=0, maximum=60))
 

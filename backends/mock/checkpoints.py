@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from remote_rl.byte_tokenizer import ByteTokenizer
-from remote_rl.errors import BackendError, InvalidRequestError
+from remote_rl.errors import ConflictError, InvalidRequestError, describe
 
 from .config import MockConfig
 from .model import Floats, Weights, frozen
@@ -61,7 +61,7 @@ def read_safetensors(path: Path) -> dict[str, Floats]:
     data = path.read_bytes()
     start = _HEADER_LENGTH_BYTES + int.from_bytes(data[:_HEADER_LENGTH_BYTES], "little")
     if len(data) < _HEADER_LENGTH_BYTES or start > len(data):
-        raise BackendError(f"{path} is cut short; it is no whole safetensors file")
+        raise ValueError(f"{path.name} is cut short")
     header = json.loads(data[_HEADER_LENGTH_BYTES:start])
     arrays: dict[str, Floats] = {}
     for name, entry in header.items():
@@ -69,7 +69,7 @@ def read_safetensors(path: Path) -> dict[str, Floats]:
             continue
         begin, end = (start + offset for offset in entry["data_offsets"])
         if entry["dtype"] != "F64" or end > len(data):
-            raise BackendError(f"tensor {name!r} of {path} is cut short or not float64")
+            raise ValueError(f"tensor {name!r} of {path.name} is cut short or not float64")
         arrays[name] = np.frombuffer(data[begin:end], "<f8").reshape(entry["shape"]).copy()
     return arrays
 
@@ -90,7 +90,18 @@ def write_checkpoint(directory: Path, contents: Contents) -> None:
 
 def read_checkpoint(directory: Path, like: Weights) -> Contents:
     """What a directory holds. Raises `InvalidRequestError` where its model has other tensors than
-    `like`."""
+    `like`, and `ConflictError` where its files are damaged; nothing has changed then."""
+    try:
+        return _read(directory, like)
+    except InvalidRequestError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConflictError(
+            f"the checkpoint's files are damaged ({describe(error)}); load another one"
+        ) from error
+
+
+def _read(directory: Path, like: Weights) -> Contents:
     facts = json.loads((directory / "trainer.json").read_text(encoding="utf-8"))
     if facts["format"] != _FORMAT:
         raise InvalidRequestError(

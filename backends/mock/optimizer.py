@@ -42,6 +42,20 @@ def clipped(gradient: Weights, norm: float, max_norm: float | None) -> Weights:
     return {name: array * factor for name, array in gradient.items()}
 
 
+def _moved(
+    weight: Floats,
+    first: Floats,
+    second: Floats,
+    options: AdamW,
+    step_size: float,
+    root_correction: float,
+) -> Floats:
+    denominator = np.sqrt(second) / root_correction + options.eps
+    decayed = weight * (1.0 - options.lr * options.weight_decay)
+    result: Floats = decayed - step_size * (first / denominator)
+    return result
+
+
 def adamw_step(
     weights: Weights, gradient: Weights, state: OptimizerState, options: AdamW
 ) -> tuple[dict[str, Floats], OptimizerState]:
@@ -58,7 +72,9 @@ def adamw_step(
         slope = gradient[name]
         first[name] = state.first[name] + (slope - state.first[name]) * (1.0 - beta1)
         second[name] = state.second[name] * beta2 + slope * slope * (1.0 - beta2)
-        denominator = np.sqrt(second[name]) / root_correction + options.eps
-        decayed = weight * (1.0 - options.lr * options.weight_decay)
-        moved[name] = decayed - step_size * (first[name] / denominator)
+        # an update beyond float64 is told by its result, which the trainer looks at
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            moved[name] = _moved(
+                weight, first[name], second[name], options, step_size, root_correction
+            )
     return frozen(moved), OptimizerState(step, frozen(first), frozen(second))

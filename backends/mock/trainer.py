@@ -156,8 +156,11 @@ class Trainer:
             weights, moments = await context.thread(
                 adamw_step, policy.weights, scaled, state.optimizer, options
             )
+            state.gradient = None
+            if not math.isfinite(await context.thread(gradient_norm, weights)):
+                return OptimStepResult(grad_norm=norm, skipped=True, version=policy.version)
             state.policy = Policy(weights, context.next_version)
-            state.optimizer, state.gradient = moments, None
+            state.optimizer = moments
             return OptimStepResult(
                 grad_norm=norm,
                 skipped=False,

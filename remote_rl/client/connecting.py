@@ -61,6 +61,13 @@ def connect(
     Raises `UnreachableError` where nothing answers for 5 s, `LeaseError` where another driver is
     alive, `InvalidRequestError` and its kin for what can't be.
     """
+    for name, value in (("token", token), ("model", model), ("start", start), ("ca_file", ca_file)):
+        if value is not None and not isinstance(value, str):
+            raise InvalidRequestError(f"{name} must be a string, not {value!r}", field=name)
+    if checkpoint_dir is not None and not isinstance(checkpoint_dir, (str, Path)):
+        raise InvalidRequestError(
+            f"checkpoint_dir must be a path, not {checkpoint_dir!r}", field="checkpoint_dir"
+        )
     where = _place(target)
     if isinstance(where, (Handle, _Address)):
         local = {**options, "checkpoint_dir": checkpoint_dir, "stall_timeout": stall_timeout}
@@ -135,6 +142,11 @@ def _open_local(
         backend = create_backend(target, options)
     elif options:
         raise InvalidRequestError("options are for a backend given by its name")
+    elif not hasattr(target, "capabilities"):
+        raise InvalidRequestError(
+            f"{target!r} is no backend: it has none of what remote_rl.protocol.Backend asks for",
+            field="target",
+        )
     else:
         backend = target
     dispatcher = Dispatcher(
@@ -208,8 +220,6 @@ def _attach(transport: Transport, loop: LoopThread, asked: Attach, url: str | No
 
 
 def _begin(session: Session, grant: Grant) -> None:
-    if grant.role == "driver" and grant.info.paused:
-        session.sampling.resume().result()  # an earlier driver's pause is not this one's
     if grant.needs_start == "base":
         session.reset().result()
     elif grant.needs_start == "current":

@@ -89,17 +89,22 @@ class Connection:
                 "its handle instead"
             )
 
+    def refuse_in_custom_loss(self, what: str) -> None:
+        """Raises on the thread of custom losses: the loss comes first in the order, and whatever
+        comes after it would wait for it while it waits."""
+        if self.worker.is_this_thread:
+            raise InvalidRequestError(
+                f"{what} inside the function of losses.custom would wait for the loss itself; do "
+                "it before forward_backward and pass its result in",
+                operation=what,
+            )
+
     def reserve(self, name: str, convert: Callable[[Any], Any]) -> Call:
         """Takes the next number of the operation's stream, for `send` to fill."""
         self.check_process()
         row = OPERATIONS[name]
-        if row.stream is Stream.TRAINING and self.worker.is_this_thread:
-            raise InvalidRequestError(
-                f"{name} inside the function of losses.custom would wait for the loss itself, "
-                "whose place in the order comes first; do it before forward_backward and pass its "
-                "result in",
-                operation=name,
-            )
+        if row.stream is Stream.TRAINING:
+            self.refuse_in_custom_loss(name)
         with self._lock:
             if self.closing:
                 raise LeaseError("the session is closed; connect again")
@@ -108,6 +113,7 @@ class Connection:
             stream = row.stream.value
             self._numbers[stream] += 1
             call = Call(self, row, self._numbers[stream], convert)
+            call.generates_before = self._numbers[Stream.SAMPLING.value]
             self._calls[call.key] = call
         return call
 
@@ -201,6 +207,7 @@ class Connection:
                         number=call.number,
                         request=request,
                         digest=digest,
+                        generates_before=call.generates_before,
                         deadline=deadline,
                         linger=0.0 if self._backlog else _LINGER,
                         **leased,
@@ -208,8 +215,8 @@ class Connection:
 
                 outcome = await self._link.talk(build, self.grant.lease_seconds)
         except (RunLostError, LeaseError, UnreachableError) as error:
+            self.break_off(error)  # first: whoever hears of it finds the session ended
             self._finish(call, error=error)
-            self.break_off(error)
         except RemoteRLError as error:
             self._finish(call, error=error)
             if row.stream is Stream.TRAINING and not isinstance(error, ConflictError):
@@ -237,10 +244,10 @@ class Connection:
         self._link.acknowledge(key)
         with self._lock:
             call = self._calls.get(key)
-        if call is not None:
-            self._finish(call, outcome.result, outcome.error)
         if isinstance(outcome.error, (RunLostError, LeaseError)):
             self.break_off(outcome.error)
+        if call is not None:
+            self._finish(call, outcome.result, outcome.error)
 
     def _start_waiting(self) -> None:
         if self._waiter is None or self._waiter.done():

@@ -109,6 +109,30 @@ def _check_outputs(outputs: Outputs, batch: Batch, loss: Custom) -> None:
                 field="outputs",
             )
 
+    if outputs.computed_for not in (None, computed_for(batch, "current")):
+        raise InvalidRequestError(
+            "outputs= were computed for other tokens, temperatures or another policy than this "
+            "batch's; take them from training.forward of this batch",
+            field="outputs",
+        )
+
+
+def computed_for(batch: Batch, policy: str) -> str:
+    """A digest of all that a forward's outputs depend on besides the weights."""
+    import xxhash
+
+    state = xxhash.xxh3_128(policy.encode())
+    for array in (
+        batch.prompts.values,
+        batch.prompts.offsets,
+        batch.prompt_index,
+        batch.responses.values,
+        batch.responses.offsets,
+        batch.temperature,
+    ):
+        state.update(np.ascontiguousarray(array).data)
+    return state.hexdigest()
+
 
 def _outcome(call: Call) -> Any:
     """Of the forward alone: other operations' failures are for the caller to hear."""

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 from collections.abc import Callable
 from numbers import Real
 from typing import Any, TypeVar
 
-from ..errors import InvalidRequestError
+from ..errors import InvalidRequestError, UnknownNameError, nearest
 from ..requests import Request
 from .connection import Connection
 from .operation import Operation
@@ -32,9 +34,32 @@ def check_deadline(deadline: Any) -> None:
         )
 
 
+def _nearest_keyword(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, with an unknown keyword refused by name instead of by a bare TypeError."""
+    names = [name for name in inspect.signature(method).parameters if name != "self"]
+
+    @functools.wraps(method)
+    def checked(self: Any, *positional: Any, **named: Any) -> Any:
+        for name in named:
+            if name not in names:
+                raise UnknownNameError(
+                    f"{method.__name__} has no argument {name!r}; {nearest(name, names)}",
+                    field=name,
+                )
+        return method(self, *positional, **named)
+
+    return checked
+
+
 class Face:
     """One face of a session. What it can refuse raises at the call, takes no number and changes
     nothing; everything else is in the returned operation."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name, member in list(vars(cls).items()):
+            if inspect.isfunction(member) and not name.startswith("_"):
+                setattr(cls, name, _nearest_keyword(member))
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

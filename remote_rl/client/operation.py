@@ -47,6 +47,7 @@ class Call:
         self.progress: ProgressReport | None = None
         self.samples: list[Sample] = []
         self.streaming = False
+        self.generates_before = 0
         self.changed = threading.Condition()
         self.listeners: list[Callable[[], None]] = []
         self.observed = False

@@ -72,6 +72,10 @@ class Sampling(Face):
         """
         if isinstance(request_ids, Operation):
             request_ids = request_ids.request_id
+        if request_ids is not None and not isinstance(request_ids, (str, Iterable)):
+            raise InvalidRequestError(
+                f"abort takes request ids or operations, not {request_ids!r}", field="request_ids"
+            )
         if request_ids is not None and not isinstance(request_ids, str):
             request_ids = [
                 each.request_id if isinstance(each, Operation) else each for each in request_ids

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
+import logging
+import time
 import warnings
-import weakref
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from ..errors import ConflictError, InvalidRequestError
 from ..ops import Stream
+from ..progress_line import ProgressLine
 from ..requests import Half, Info, Reset, Sleep, Tokenizer, Wake
 from ..run_info import RunInfo
 from ..types.results import Done
@@ -28,8 +30,12 @@ from .weights import Weights
 
 #: seconds after which a close looks whether it waits for what is paused
 _PAUSE_CHECK = 1.0
+#: seconds after which a close that still waits says so in the log
+_PATIENCE = 10.0
+log = logging.getLogger("remote_rl.client")
 
-_open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+#: held until they are closed: one that nobody holds still has its lease and its work under way
+_open_sessions: set[Session] = set()
 
 
 @atexit.register
@@ -110,8 +116,10 @@ class Session(Face):
         """Leaves the run without waiting for what was submitted: it goes on there, if it has
         started. A run inside this process ends."""
         if not self._closed:
-            self._closed = True
             self._connection.check_process()
+            self._connection.refuse_in_custom_loss("detach")
+            self._closed = True
+            _open_sessions.discard(self)
             self._connection.closing = True
             try:
                 self._loop.run(self._connection.detach())
@@ -124,6 +132,7 @@ class Session(Face):
         if self._closed:
             return
         self._connection.check_process()
+        self._connection.refuse_in_custom_loss("close")
         try:
             self._drain()
             failure = self._connection.failures.first(lambda call: True)
@@ -135,18 +144,27 @@ class Session(Face):
     def _drain(self) -> None:
         """Waits until everything has an outcome. Generates that are held by a pause never would:
         they are cancelled, and the session says so."""
+        began, told, line = time.monotonic(), False, ProgressLine()
         while pending := self._connection.pending():
             ended, _ = concurrent.futures.wait([pending[0].future], _PAUSE_CHECK)
+            if not ended:
+                waits = ", ".join(sorted({call.row.name for call in pending}))
+                line.show(f"remote_rl: closing, waits for {len(pending)} operation(s): {waits}")
+                if not told and time.monotonic() - began > _PATIENCE:
+                    log.warning("close waits for %d operation(s): %s", len(pending), waits)
+                    told = True
             if ended or any(call.row.stream is not Stream.SAMPLING for call in pending):
                 continue
             if self.info().result().paused:
                 for call in pending:
                     self._connection.cancel(call)
                 concurrent.futures.wait([call.future for call in pending])
+                line.clear()
                 raise ConflictError(
                     f"the session was closed while generation was paused: {len(pending)} "
                     "generate(s) were cancelled; resume before closing"
                 )
+        line.clear()
 
     def __enter__(self) -> Self:
         return self

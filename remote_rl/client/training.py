@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import attrs
+
 from ..errors import InvalidRequestError
 from ..losses import Custom, Loss
 from ..requests import (
@@ -34,7 +36,7 @@ from ..types.results import (
     OptimStepResult,
     Outputs,
 )
-from .custom import submit_custom
+from .custom import computed_for, submit_custom
 from .faces import Face
 from .operation import Operation
 
@@ -64,7 +66,12 @@ class Training(Face):
         request = Forward(
             batch=_checked_batch(batch).only(()), outputs=outputs, policy=policy, model=model
         )
-        operation: Operation[Outputs] = self._submit("forward", request, deadline=deadline)
+        source = computed_for(batch, policy)
+
+        def convert(outputs: Outputs) -> Outputs:
+            return attrs.evolve(outputs, computed_for=source)
+
+        operation: Operation[Outputs] = self._submit("forward", request, convert, deadline)
         return operation
 
     def forward_backward(

@@ -31,6 +31,7 @@ class RunningContext:
     version: int
     next_version: int
     seed: int = 0
+    counters: dict[int, int] | None = None
     _directory: Path | None = None
 
     @property

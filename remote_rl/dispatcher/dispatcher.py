@@ -20,7 +20,6 @@ from ..errors import (
     ProtocolError,
     RemoteRLError,
     RunLostError,
-    StalledError,
 )
 from ..messages import (
     Attach,
@@ -40,7 +39,7 @@ from ..messages import (
 )
 from ..ops import ALWAYS_OFFERED, OPERATIONS, Operation, Stream
 from ..protocol import PROTOCOL_VERSIONS, Backend, Capabilities
-from ..requests import Abort, Generate
+from ..requests import Abort, Generate, Save
 from ..run_info import RunInfo
 from ..types.fields import is_number
 from .clients import Client
@@ -86,6 +85,7 @@ class Dispatcher:
         self.store = Store(None if checkpoint_dir is None else Path(checkpoint_dir))
         self.executor = ThreadPoolExecutor(8, thread_name_prefix="remote_rl-backend")
         self.execution = Execution(backend, self.rules, self.seeds, self.store, self.info)
+        self.runner = Runner(self, stall_timeout)
         self.gate = Gate(
             instance_id=self.instance_id,
             describe=self.info,
@@ -94,8 +94,8 @@ class Dispatcher:
             rules=self.rules,
             seeds=self.seeds,
             store=self.store,
+            client_ended=self.runner.lift_pause_of,
         )
-        self.runner = Runner(self, stall_timeout)
 
     # -- life -----------------------------------------------------------------------------------
 
@@ -115,30 +115,24 @@ class Dispatcher:
                 on_progress(record.progress.what)
 
         try:
-            await self._watched_start(record, hear)
+            await self.runner.watch_start(record, self.backend.start(self._context(record, hear)))
         except BaseException:
             await self._close_backend()
             raise
         self.runner.start()
 
-    async def _watched_start(self, record: Record, hear: Callable[[], None]) -> None:
-        start = asyncio.create_task(self.backend.start(self._context(record, hear)))
-        patience, record.last_sign = self.runner.stall_timeout, self.clock.now()
-        while not (await asyncio.wait([start], timeout=min(1.0, patience)))[0]:
-            if self.clock.now() - record.last_sign >= patience:
-                self.backend.kill()
-                start.cancel()
-                raise StalledError(
-                    f"the start of backend {self.backend.name!r} reported nothing for "
-                    f"{patience:g} s" + (f"; it was last {record.doing}" if record.doing else "")
-                )
-        await start
-
     async def close(self) -> None:
         """Ends everything: what runs is cancelled, what waits fails, the backend is closed."""
-        self.gate.lose(RunLostError("the run was closed", last_checkpoint=self.store.latest()))
+        self.gate.lose(self.run_lost("the run was closed"))
         await self.runner.stop()
         await self._close_backend()
+
+    def run_lost(self, reason: str) -> RunLostError:
+        """The error that says why the run is over and where to go on."""
+        return RunLostError(
+            f"{reason}; connect to a new run with start= {self.store.start_hint()}",
+            last_checkpoint=self.store.latest(),
+        )
 
     async def _close_backend(self) -> None:
         await self.backend.close()
@@ -227,6 +221,7 @@ class Dispatcher:
             operation=row,
             request=message.request,
             digest=message.digest,
+            generates_before=message.generates_before,
             accepted=now,
             deadline=None if message.deadline is None else now + message.deadline,
             last_sign=now,
@@ -298,6 +293,10 @@ class Dispatcher:
         """The context of a record that begins to run."""
         client = self.gate.clients.get(record.client_id)
         context = self._context(record, client.wake if client is not None else lambda: None)
+        if isinstance(record.request, Save) and client is not None:
+            # its own generates as of the call: those called later have not been drawn for it
+            before = client.seed_base + record.generates_before
+            context.counters = {**self.seeds.counters, client.lease.ordinal: before}
         if isinstance(record.request, Generate):
             given = record.request.params.seed
             if given is not None:

@@ -86,7 +86,7 @@ class Execution:
                 reference=reference,
                 metadata=request.metadata,
             )
-            counters = dict(self.seeds.counters)
+            counters = context.counters or dict(self.seeds.counters)
             complete = await context.thread(self.store.finish_checkpoint, partial, info, counters)
             written = True
             return complete

@@ -30,7 +30,8 @@ log = logging.getLogger("remote_rl.dispatcher")
 class Gate:
     """The attached clients of one run, and the end of it for all of them.
 
-    instance_id: of the run. describe: gives its `RunInfo`. lost: why the run is over, once it is.
+    instance_id: of the run. describe: gives its `RunInfo`. client_ended: hears who has left.
+    lost: why the run is over, once it is.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Gate:
         rules: Rules,
         seeds: SeedBook,
         store: Store,
+        client_ended: Callable[[str], None],
     ) -> None:
         self.instance_id = instance_id
         self.leases = Leases(lease_seconds)
@@ -53,13 +55,14 @@ class Gate:
         self._rules = rules
         self._seeds = seeds
         self._store = store
+        self._client_ended = client_ended
 
     def client(self, message: Leased) -> Client:
         """The sender, its lease renewed; raises where it has no right to the run."""
         if message.instance_id != self.instance_id:
             raise RunLostError(
                 "the server was restarted, and the run that this session held is gone; connect "
-                f"again, with start= {self._start_hint()}",
+                f"again, with start= {self._store.start_hint()}",
                 last_checkpoint=self._store.latest(),
             )
         if self.lost is not None:
@@ -98,7 +101,7 @@ class Gate:
         if message.instance_id is not None and message.instance_id != self.instance_id:
             raise RunLostError(
                 "the handle is of a run that is gone; connect again, with start= "
-                f"{self._start_hint()}",
+                f"{self._store.start_hint()}",
                 last_checkpoint=self._store.latest(),
             )
         if self.lost is not None:
@@ -176,6 +179,7 @@ class Gate:
             if client is not None:
                 log.info("lease of %s %s ended", lease.role, lease.client_id)
                 self._drop(client, self.leases.refusal(lease.client_id))
+                self._client_ended(lease.client_id)
 
     def _drop(self, client: Client, error: RemoteRLError) -> None:
         for record in client.records():
@@ -184,7 +188,3 @@ class Gate:
             elif record.state is State.RUNNING and record.key[0] != Stream.TRAINING.value:
                 record.end_early(error.copy())
         client.wake()
-
-    def _start_hint(self) -> str:
-        latest = self._store.latest()
-        return f"{latest!r}, its last checkpoint" if latest else "'base' (it left no checkpoint)"

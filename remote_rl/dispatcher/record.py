@@ -41,6 +41,7 @@ class Record:
     request: Request
     digest: str | None
     accepted: float
+    generates_before: int = 0
     deadline: float | None = None
     state: State = State.HELD
     tombstone: bool = False

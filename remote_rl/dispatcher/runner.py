@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 from ..errors import (
+    ConflictError,
     DeadlineExceededError,
     OperationCancelled,
     RemoteRLError,
-    RunLostError,
     StalledError,
     as_remote_error,
 )
-from ..ops import Stream
-from ..requests import Abort
+from ..ops import OPERATIONS, Stream
+from ..requests import Abort, Push, Resume, Sync
 from ..types.results import Done
 from .record import Record, State
 
@@ -34,6 +35,7 @@ class Runner:
     def __init__(self, dispatcher: Dispatcher, stall_timeout: float) -> None:
         self.dispatcher = dispatcher
         self.stall_timeout = stall_timeout
+        self._paused_by = ""
         self._lane: asyncio.Queue[Record] = asyncio.Queue()
         self._running: set[Record] = set()
         self._services: list[asyncio.Task[None]] = []
@@ -47,14 +49,28 @@ class Runner:
         for service in self._services:
             service.add_done_callback(self._service_ended)
 
+    async def watch_start(self, record: Record, starting: Coroutine[Any, Any, None]) -> None:
+        """Waits for a backend's start for as long as it shows signs of life."""
+        start, clock = asyncio.create_task(starting), self.dispatcher.clock
+        record.last_sign = clock.now()
+        while not (await asyncio.wait([start], timeout=min(1.0, self.stall_timeout)))[0]:
+            if clock.now() - record.last_sign >= self.stall_timeout:
+                self.dispatcher.backend.kill()
+                start.cancel()
+                raise StalledError(
+                    f"the start of backend {self.dispatcher.backend.name!r} reported nothing for "
+                    f"{self.stall_timeout:g} s"
+                    + (f"; it was last {record.doing}" if record.doing else "")
+                )
+        await start
+
     def _service_ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             return
         error = task.exception()
         log.error("%s ended: %r", task.get_name(), error)
-        lost = RunLostError(
-            f"the run ended because its {task.get_name()} failed: {error!r}",
-            last_checkpoint=self.dispatcher.store.latest(),
+        lost = self.dispatcher.run_lost(
+            f"the run ended because its {task.get_name()} failed: {error!r}"
         )
         lost.__cause__ = error
         self.dispatcher.gate.lose(lost)
@@ -75,6 +91,21 @@ class Runner:
     def begin(self, record: Record) -> None:
         """Any other record: runs beside the others."""
         record.task = asyncio.create_task(self._execute(record))
+
+    def lift_pause_of(self, client_id: str) -> None:
+        """A pause ends with the lease of the client that asked for it: nobody else would."""
+        if self._paused_by != client_id or not self.dispatcher.rules.paused:
+            return
+        self.begin(
+            Record(
+                client_id=client_id,
+                key=(Stream.CONTROL.value, 0),
+                operation=OPERATIONS["resume"],
+                request=Resume(),
+                digest=None,
+                accepted=self.dispatcher.clock.now(),
+            )
+        )
 
     def ignore_late(self, record: Record) -> None:
         """A control operation that a newer one has overtaken: answered, not done."""
@@ -100,6 +131,9 @@ class Runner:
         record.last_sign = dispatcher.clock.now()
         self._running.add(record)
         try:
+            if record.operation.name == "pause":
+                self._refuse_pause_of_a_waiting_sync()
+                self._paused_by = record.client_id
             if record.operation.name == "abort":
                 result = await self._abort(record)
             else:
@@ -121,6 +155,14 @@ class Runner:
         finally:
             self._running.discard(record)
             dispatcher.settled(record)
+
+    def _refuse_pause_of_a_waiting_sync(self) -> None:
+        for other in self._running:
+            if isinstance(other.request, (Push, Sync)) and other.request.in_flight == "wait":
+                raise ConflictError(
+                    f"pause refused: a {other.operation.name} with in_flight='wait' is waiting for "
+                    "generates to end, and they never would; pause after it"
+                )
 
     def _fail(self, record: Record, error: RemoteRLError) -> None:
         self.dispatcher.rules.failed(record.operation, error, record.began)
@@ -192,9 +234,7 @@ class Runner:
         # it may still be changing the weights, and nobody can tell: the run ends here
         log.error("%s; the run ends", error)
         self.dispatcher.backend.kill()
-        lost = RunLostError(
-            f"the run ended because {error}", last_checkpoint=self.dispatcher.store.latest()
-        )
+        lost = self.dispatcher.run_lost(f"the run ended because {error}")
         lost.__cause__ = error
         record.end_early(lost)
         record.settle(error=lost)

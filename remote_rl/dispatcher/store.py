@@ -99,6 +99,11 @@ class Store:
         listed = self.checkpoints()
         return listed[-1].name if listed else None
 
+    def start_hint(self) -> str:
+        """What to say as `start=` to go on from here in a new run."""
+        latest = self.latest()
+        return f"{latest!r}, its last checkpoint" if latest else "'base' (it left no checkpoint)"
+
     def checkpoint(self, name: str) -> StoredCheckpoint:
         """One by name."""
         path = self._folder("checkpoint", name) / "manifest.json"

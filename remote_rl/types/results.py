@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import InvalidRequestError, UnknownNameError, nearest
 from .arrays import Array, to_numpy
 from .fields import (
+    LOCAL,
     SEMANTIC,
     as_tuple,
     flag,
@@ -92,11 +93,14 @@ class Outputs:
 
     values: name ("logprobs", "entropy", ...) to Ragged[n] float32; each name is an attribute too.
     version: of the weights that computed them. metrics: e.g. tokens computed.
+    computed_for: what they were computed for (tokens, temperatures, policy), as a digest that the
+    client adds; never sent.
     """
 
     values: Mapping[str, Ragged]
     version: int = attrs.field(converter=plain, validator=integer(minimum=0))
     metrics: Mapping[str, float] = attrs.field(factory=dict)
+    computed_for: str | None = attrs.field(default=None, metadata=LOCAL, repr=False)
 
     def __getattr__(self, name: str) -> Ragged:
         if name.startswith("_"):  # pickle and copy probe for hooks on an instance not yet filled
@@ -125,7 +129,8 @@ class ForwardBackwardResult:
 @attrs.frozen(kw_only=True)
 class OptimStepResult:
     """grad_norm: 2-norm of the accumulated gradient before clipping (NaN or inf where the step was
-    skipped). skipped: the gradient was not finite. version: of the weights afterwards.
+    skipped). skipped: the gradient, or the update it led to, was not finite; weights and moments
+    are untouched. version: of the weights afterwards.
     metrics: the backend's own, by name."""
 
     grad_norm: float = attrs.field(converter=float)

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from client_double import Double
 from client_support import ServerFactory, SessionFactory, small_mock
 
-from remote_rl import Batch, SamplingParams, Session, connect, errors, losses
+from remote_rl import AdamW, Batch, SamplingParams, Session, connect, errors, losses
 
 GENERATE = SamplingParams(max_tokens=3)
 
@@ -106,7 +107,7 @@ def test_a_program_that_ends_without_closing_is_told_what_it_lost(tmp_path: Path
 @pytest.mark.parametrize(
     ("arguments", "options", "said"),
     [
-        (("localhost:7700",), {}, rr"did you mean 'http://localhost:7700'"),
+        (("localhost:7700",), {}, r"did you mean 'http://localhost:7700'"),
         ((None,), {}, "a target is a backend's name"),
         (("mock",), {"takeover": True}, "takeover= is for a server"),
         (("mock",), {"stall_timeout": -1}, "stall_timeout must be a number of seconds above 0"),
@@ -125,9 +126,9 @@ def test_what_connect_cannot_do_is_said_before_it_tries(
 def test_what_is_no_batch_or_no_loss_is_said_at_the_call(mocked: Session, batch: Batch) -> None:
     wrong: Any
     for wrong in ([1], None, {"prompts": []}):
-        with pytest.raises(errors.InvalidRequestError, match="must be a remote_rl.Batch"):
+        with pytest.raises(errors.InvalidRequestError, match=r"must be a remote_rl\.Batch"):
             mocked.training.forward_backward(wrong, losses.PPO())
-        with pytest.raises(errors.InvalidRequestError, match="must be a remote_rl.Batch"):
+        with pytest.raises(errors.InvalidRequestError, match=r"must be a remote_rl\.Batch"):
             mocked.training.forward(wrong)
     for wrong in (losses.PPO, "ppo", None):
         with pytest.raises(errors.InvalidRequestError, match=r"such as losses.PPO\(\)"):
@@ -135,3 +136,85 @@ def test_what_is_no_batch_or_no_loss_is_said_at_the_call(mocked: Session, batch:
     with pytest.raises(errors.InvalidRequestError, match=r"such as \[\[1, 2\], \[3\]\]"):
         mocked.sampling.generate([1, 2, 3], GENERATE)
     assert "logprobs" in mocked.training.forward(batch, outputs="logprobs").result(60).values
+
+
+def test_a_pause_ends_with_the_lease_of_whoever_asked_for_it(servers: ServerFactory) -> None:
+    url = servers(small_mock()).url
+    with connect(url) as driver:
+        with connect(driver.handle()) as member:
+            member.sampling.pause().result()
+        ((sample,),) = driver.sampling.generate([[1]], GENERATE).result(60)
+        assert len(sample)
+
+
+def test_a_pause_that_would_hold_a_waiting_sync_is_refused(rl: Session, double: Double) -> None:
+    gate = double.hold("sync")
+    sync = rl.weights.sync("wait")
+    assert gate.reached.wait(60)
+    with pytest.raises(errors.ConflictError, match="pause refused: a sync"):
+        rl.sampling.pause().result(60)
+    gate.open()
+    sync.result(60)
+
+
+def test_a_session_cannot_be_closed_from_its_own_custom_loss(mocked: Session, batch: Batch) -> None:
+    for name in ("close", "detach"):
+
+        def function(_: Batch, outputs: Any, name: str = name) -> Any:
+            getattr(mocked, name)()
+
+        loss = losses.custom(function, framework=None)
+        with pytest.raises(errors.InvalidRequestError, match=f"{name} inside the function of"):
+            mocked.training.forward_backward(batch, loss).result(60)
+    mocked.training.zero_grad().result(60)
+
+
+def test_a_start_that_hangs_is_noticed() -> None:
+    from backends.mock import create
+
+    backend = create(faults=[{"operation": "start", "error": "hang"}])
+    with pytest.raises(errors.StalledError, match="the start of backend 'mock' reported nothing"):
+        connect(backend, stall_timeout=0.2)
+
+
+def test_a_damaged_checkpoint_costs_nothing_that_is_alive(tmp_path: Path, batch: Batch) -> None:
+    with connect(small_mock(), checkpoint_dir=tmp_path) as rl:
+        rl.training.save("a").result()
+        path = tmp_path / "checkpoints" / "a" / "state" / "weights.safetensors"
+        path.write_bytes(path.read_bytes()[:-8])
+        with pytest.raises(errors.ConflictError, match="files are damaged"):
+            rl.training.load("a").result()
+        rl.training.forward(batch).result()
+        rl.training.save("rescue").result()
+
+
+def test_an_update_that_is_not_finite_is_skipped(mocked: Session, batch: Batch) -> None:
+    before = mocked.training.forward(batch).result()
+    mocked.training.forward_backward(batch, losses.PPO())
+    step = mocked.training.optim_step(AdamW(lr=1e300)).result()
+    after = mocked.training.forward(batch).result()
+    assert (step.skipped, step.version, after.logprobs) == (True, 0, before.logprobs)
+
+
+def test_held_outputs_must_be_of_the_same_tokens(mocked: Session, batch: Batch) -> None:
+    held = mocked.training.forward(batch).result()
+    reference = mocked.training.forward(batch, policy="reference").result()
+    loss = losses.custom(lambda _, outputs: (0.0, dict(outputs)), framework=None)
+    other = batch.replace(responses=[[3, 2, 1], [4], [5, 6]])
+    for wrong, outputs in (
+        (other, held),
+        (batch.replace(temperature=0.5), held),
+        (batch, reference),
+    ):
+        with pytest.raises(errors.InvalidRequestError, match="computed for other tokens"):
+            mocked.training.forward_backward(wrong, loss, outputs=outputs)
+    mocked.training.forward_backward(batch.replace(advantages=[1, 2, 3]), loss, outputs=held)
+
+
+def test_a_keyword_that_no_method_has_gets_the_nearest(mocked: Session, batch: Batch) -> None:
+    with pytest.raises(errors.UnknownNameError, match="forward has no argument 'deadlin'; did you"):
+        mocked.training.forward(batch, deadlin=3)  # type: ignore[call-arg]
+    with pytest.raises(errors.UnknownNameError, match="'labl'; did you mean 'label'"):
+        mocked.weights.sync(labl=3)  # type: ignore[call-arg]
+    with pytest.raises(errors.UnknownNameError, match="close has no argument"):
+        mocked.close(now=True)  # type: ignore[call-arg]

@@ -591,10 +591,14 @@ async def test_an_empty_wait_ends_at_its_timeout():
 async def test_unseeded_generates_get_distinct_seeds_that_a_checkpoint_continues(tmp_path):
     async with running(checkpoint_dir=tmp_path) as talk:
         await talk.result("generate", 1, generate())
-        await talk.result("save", 1, Save(name="a"))
+        gate = talk.backend.hold("save")
+        save = asyncio.create_task(talk.result("save", 1, Save(name="a"), generates_before=1))
+        await gate.begun.wait()  # what is called while it is written is not in it
         for number in (2, 3):
             await talk.result("generate", number, generate())
         await talk.result("generate", 4, generate(seed=11))
+        gate.open()
+        await save
         seeds = list(talk.backend.seeds)
         assert seeds[3] == 11
         assert len(set(seeds)) == 4

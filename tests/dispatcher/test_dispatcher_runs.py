@@ -362,7 +362,7 @@ async def test_close_ends_everything():
         for task in pending:
             error = await task
             assert type(error) is RunLostError
-            assert error.message == "the run was closed"
+            assert error.message.startswith("the run was closed; connect to a new run with start=")
         assert (await waiting).outcomes == ()  # at once, though nothing was left for it
         assert talk.backend.closes == 1
         with pytest.raises(RunLostError, match="the run was closed"):

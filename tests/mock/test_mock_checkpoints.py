@@ -11,7 +11,7 @@ import pytest
 from mock_workload import Run, example_batch, running
 
 from remote_rl import losses
-from remote_rl.errors import BackendError, InvalidRequestError
+from remote_rl.errors import ConflictError, InvalidRequestError
 from remote_rl.types import AdamW
 
 
@@ -130,7 +130,7 @@ def test_a_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
         whole = path.read_bytes()
         for length in (3, 40, len(whole) - 8):
             path.write_bytes(whole[:length])
-            with pytest.raises(BackendError, match="cut short"):
+            with pytest.raises(ConflictError, match=r"damaged .*cut short"):
                 await load(run, tmp_path / "state")
 
     check()
