@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+_NOT_YET = object()
+
+
 class Call:
     """What a connection keeps of one operation; its public side is `Operation`.
 
@@ -49,6 +52,8 @@ class Call:
         self.streaming = False
         self.generates_before = 0
         self.changed = threading.Condition()
+        self.converting = threading.Lock()
+        self.result: Any = _NOT_YET
         self.listeners: list[Callable[[], None]] = []
         self.observed = False
         self.held = True
@@ -74,15 +79,10 @@ class Call:
         with self.changed:
             if self.future.done():
                 return
-            if error is None:
-                try:
-                    result = self.convert(response)
-                except Exception as raised:  # noqa: BLE001 - the caller's own conversion is the caller's error
-                    error = raised
             if error is not None:
                 self.future.set_exception(error)
             else:
-                self.future.set_result(result)
+                self.future.set_result(response)
             self._tell()
 
     def add_samples(self, start: int, samples: list[Sample]) -> None:
@@ -101,10 +101,17 @@ class Call:
         self.observed = True
         error = self.future.exception()
         if error is None:
-            return self.future.result()
+            return self._converted()
         if isinstance(error, DirtyGradientsError):
             self.connection.failures.observe_before(self)
         raise error.copy() if isinstance(error, RemoteRLError) else error
+
+    def _converted(self) -> Any:
+        # on the caller's thread, once: on the loop, a long conversion would hold up the lease
+        with self.converting:
+            if self.result is _NOT_YET:
+                self.result = self.convert(self.future.result())
+            return self.result
 
 
 class Operation(Generic[T]):

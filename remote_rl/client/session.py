@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import concurrent.futures
 import logging
@@ -45,7 +46,7 @@ def _warn_of_open_sessions() -> None:
 
 
 class Session(Face):
-    """What `connect` returns; a context manager.
+    """What `connect` returns; a context manager, also for `async with`.
 
     training, sampling, weights: the faces. A clean exit of `with` waits for everything that was
     submitted and raises a failure nobody looked at; an exception or Ctrl-C cancels what has not
@@ -187,6 +188,17 @@ class Session(Face):
             self.detach()  # which ends what has not started
         except Exception as closing:  # noqa: BLE001 - the caller's own exception is the one to see
             error.add_note(f"closing the session failed too: {closing!r}")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
     def _warn_if_open(self) -> None:
         """At the interpreter's end nothing can be waited for any more, but it can be said."""

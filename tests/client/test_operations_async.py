@@ -8,6 +8,7 @@ import threading
 
 import pytest
 from client_double import Double, Hold
+from client_support import SessionFactory
 
 from remote_rl import AdamW, Batch, Sample, SamplingParams, Session, losses
 from remote_rl.errors import BackendError
@@ -223,3 +224,27 @@ def test_more_async_iterations_than_threads(rl: Session, double: Double) -> None
         return every[0]
 
     assert asyncio.run(main()) == [0, 1]
+
+
+def test_async_with_drains_without_holding_the_loop(
+    session_factory: SessionFactory, double: Double, batch: Batch
+) -> None:
+    hold = double.hold("forward")
+
+    async def loop() -> list[str]:
+        events = []
+        async with session_factory(double) as rl:
+            rl.training.forward(batch)
+            await asyncio.to_thread(hold.reached.wait, 60)
+            asyncio.get_running_loop().call_later(0.01, hold.open)  # runs while the exit waits
+            events.append("leaving")
+        events.append("left")
+        return events
+
+    assert asyncio.run(loop()) == ["leaving", "left"]
+    assert double.names() == ["forward"]
+
+
+def test_a_result_is_converted_once_and_not_on_the_loop(mocked: Session) -> None:
+    operation = mocked.sampling.generate([[1]], SamplingParams(max_tokens=2))
+    assert operation.result(60) is operation.result(60)
