@@ -104,7 +104,7 @@ def to_token_output(sample: Sample, params: SamplingParams) -> TokenOutput:
         stop_reason="aborted" if sample.finish_reason == "abort" else "completed",
         extra_fields={
             "global_steps": sample.label,
-            "min_global_steps": sample.label,
+            "min_global_steps": sample.first_label,
             "max_global_steps": sample.label,
         },
     )

@@ -32,6 +32,7 @@ def sample(**fields: Any) -> Sample:
         "finish_reason": "stop",
         "first_version": 3,
         "last_version": 3,
+        "first_label": 6,
         "label": 7,
         "prompt_index": 0,
         "index": 0,
@@ -121,5 +122,5 @@ def test_token_output(reason: Any, wanted: str) -> None:
     assert output.token_ids == [5, 6]
     assert output.log_probs == np.float32([-0.5, -1.5]).tolist()
     assert output.stop_reason == wanted
-    steps = {"global_steps": 7, "min_global_steps": 7, "max_global_steps": 7}
+    steps = {"global_steps": 7, "min_global_steps": 6, "max_global_steps": 7}
     assert output.extra_fields == steps
