@@ -1,7 +1,7 @@
 """Everything that is checked, as nox sessions; plain `nox` runs the light ones on this Python.
 
 nox                 core, torch, lint, types, docs
-nox -s core -p 3.13 the core tests on another Python
+nox -s core-3.13    the core tests on Python 3.13
 nox -s verl         builds verl's environment (Python 3.11) and runs its tests
 nox -s nightly      what takes longer
 """
@@ -94,7 +94,7 @@ def core(session: nox.Session) -> None:
 
 @nox.session(name="core-3.13", python="3.13")
 def core_313(session: nox.Session) -> None:
-    """The core tests on the newest Python."""
+    """The core tests on Python 3.13."""
     core(session)
 
 
@@ -126,7 +126,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(python=CURRENT)
 def docs(session: nox.Session) -> None:
-    """Runs every code block of README and docs."""
+    """Runs every code block of README, CONTRIBUTING and docs, and README's first command."""
     session.install(TORCH, *TEST_TOOLS)
     install_wheel(session)
     run_tests(session, "tests/docs")

@@ -1,1 +1,2 @@
-"""Backends that come with remote_rl; each is imported on first use, through its entry point."""
+"""Package: the backends that come with remote_rl, each imported on first use, through its entry
+point (imports nothing)."""

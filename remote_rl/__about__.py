@@ -1,3 +1,3 @@
-"""The package's version, in one place (imports nothing)."""
+"""Contract: the package's version, in one place (imports nothing)."""
 
 __version__ = "0.1.0"

@@ -1,5 +1,5 @@
-"""remote_rl: one typed protocol between RL post-training loops and the engines that
-train and sample.
+"""Package: remote_rl, one typed protocol between RL post-training loops and the engines that train
+and sample (imports errors, losses, types; the client when it is used).
 
 The data classes and losses are there at once; `connect` and what it returns are imported when first
 used, so that a program that only builds batches pays only for those.
@@ -30,12 +30,17 @@ from .types import (
 )
 
 if TYPE_CHECKING:
+    from .byte_tokenizer import ByteTokenizer
     from .client import GenerateOperation, Handle, Operation, Session, connect
+    from .messages import ProgressReport
+    from .protocol import Capabilities, ModelInfo
     from .run_info import RunInfo
 
 __all__ = [
     "AdamW",
     "Batch",
+    "ByteTokenizer",
+    "Capabilities",
     "CheckpointInfo",
     "Done",
     "ExportReceipt",
@@ -44,9 +49,11 @@ __all__ = [
     "Group",
     "Handle",
     "LoadResult",
+    "ModelInfo",
     "Operation",
     "OptimStepResult",
     "Outputs",
+    "ProgressReport",
     "Ragged",
     "RunInfo",
     "Sample",
@@ -62,9 +69,13 @@ __all__ = [
 ]
 
 _ON_FIRST_USE = {
+    "ByteTokenizer": "byte_tokenizer",
+    "Capabilities": "protocol",
     "GenerateOperation": "client",
     "Handle": "client",
+    "ModelInfo": "protocol",
     "Operation": "client",
+    "ProgressReport": "messages",
     "RunInfo": "run_info",
     "Session": "client",
     "connect": "client",

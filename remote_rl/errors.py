@@ -1,5 +1,5 @@
-"""The tree of exceptions, the same classes on both sides of every transport; imports nothing of
-remote_rl.
+"""Contract: the tree of exceptions, the same classes on both sides of every transport (imports
+nothing of remote_rl).
 
 RemoteRLError
 ├── InvalidRequestError      (ValueError)       the request itself is wrong
@@ -24,7 +24,6 @@ Each message is one sentence: what was wrong, where, and what to do. Each instan
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
@@ -233,6 +232,8 @@ def describe(error: BaseException) -> str:
 
 def nearest(name: str, valid: Iterable[str]) -> str:
     """The hint for an unknown name: the nearest valid one, or the list of them."""
+    import difflib  # only where something went wrong
+
     names = sorted(valid)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     if close:

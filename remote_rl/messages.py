@@ -1,4 +1,5 @@
-"""Contract: what a client and a dispatcher say to each other (imports ops' requests, run_info).
+"""Contract: what a client and a dispatcher say to each other (imports errors, types, requests and
+run_info).
 
 A transport carries one of these to the dispatcher and brings one reply back. Every message may be
 sent again: nothing here is executed twice.
@@ -61,7 +62,7 @@ class Attach(Message):
 @attrs.frozen(kw_only=True)
 class Grant:
     """A lease. role: "driver" or "member". lease_seconds: how long it lasts without a message.
-    needs_start: what the client must do first ("base", a checkpoint's name), or None."""
+    needs_start: what the client must do first ("base", "current", a checkpoint's name), or None."""
 
     client_id: str
     instance_id: str
@@ -146,7 +147,8 @@ class Outcome:
 @strict
 @attrs.frozen(kw_only=True)
 class ProgressReport:
-    """What a running operation last said of itself."""
+    """What a running operation last said of itself. stream, number: which operation. done, total:
+    how far it is, total None where nobody knows. what: what it is doing."""
 
     stream: str
     number: int = attrs.field(converter=plain)

@@ -1,4 +1,5 @@
-"""Contract: the table of operations, their only definition (imports requests, types, protocol)."""
+"""Contract: the table of operations, their only definition (imports types, requests, protocol and
+run_info)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line of a terminal, written over and removed again (imports os and sys)."""
+"""Terminal: one line of it, written over and removed again (imports os and sys)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Contract: what a backend implements (imports types, requests, errors; no station).
+"""Contract: what a backend implements (imports types, requests and errors).
 
 A backend is an object with three faces. Each operation of the table in `ops.py` that a face lists
 is a coroutine method of the same name, called with the request and an `OperationContext`:
@@ -7,51 +7,40 @@ is a coroutine method of the same name, called with the request and an `Operatio
 
 All methods run on the dispatcher's event loop and must not block it: heavy work goes through
 `context.thread(function, *arguments)`. The dispatcher has already done what is the same for every
-backend: order, exactly-once, leases, deadlines, dirty and empty accumulators, names, directories,
-version numbers. What is left is the engine. docs/writing-a-backend.md walks through one.
+backend: order, exactly-once, leases, deadlines, dirty and empty accumulators, names of snapshots
+and files, directories, version numbers. What is left is the engine. docs/writing-a-backend.md walks
+through one.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, get_args, runtime_checkable
 
 import attrs
 import numpy as np
 
+from . import requests
 from .errors import InvalidRequestError, UnsupportedError
-from .requests import (
-    DropSnapshot,
-    Export,
-    FinishSession,
-    Forward,
-    ForwardBackward,
-    Generate,
-    Load,
-    OptimStep,
-    Pause,
-    Push,
-    Request,
-    Reset,
-    ResetPrefixCache,
-    RestoreSnapshot,
-    Resume,
-    Save,
-    SetReference,
-    Sleep,
-    Snapshot,
-    Sync,
-    Tokenizer,
-    Wake,
-    ZeroGrad,
-)
+from .requests import InFlight, Request
+from .types import Generation, Outputs, Ragged, Sample, SyncReceipt, results
 from .types.arrays import Array
-from .types.fields import as_names, as_tuple, integer, optional, plain, strict, text
-from .types.generation import Generation, Sample
-from .types.ragged import Ragged
-from .types.results import ForwardBackwardResult, OptimStepResult, Outputs, SyncReceipt
+from .types.fields import (
+    as_names,
+    as_tuple,
+    each,
+    integer,
+    one_of,
+    optional,
+    plain,
+    strict,
+    text,
+)
+from .types.results import TENSOR_DTYPES
+from .types.results import TokenizerFiles as TokenizerFiles  # part of what a backend answers
+from .types.sampling import SAMPLING_OUTPUTS, SamplingParams
 
 T = TypeVar("T")
 
@@ -59,8 +48,12 @@ T = TypeVar("T")
 PROTOCOL_VERSIONS = (1,)
 
 
-def _names() -> Any:
-    return attrs.field(default=frozenset(), converter=as_names)
+def _names(among: Collection[str] | None = None) -> Any:
+    names = each(text() if among is None else one_of(among))
+    return attrs.field(default=frozenset(), converter=as_names, validator=names)
+
+
+_OPTIONS = tuple(field.name for field in attrs.fields(SamplingParams) if field.name != "outputs")
 
 
 @strict
@@ -72,16 +65,20 @@ class Capabilities:
     `remote_rl.losses`. optimizers: class names. sampling_options: fields of SamplingParams that
     may differ from their default (n and max_tokens always may). sampling_outputs: of
     SamplingParams.outputs. in_flight: of sync and push. push_dtypes: tags of TENSOR_DTYPES.
+    policies: "reference" and "snapshot", for a forward of other weights than the current ones and
+    for set_reference. A name that doesn't exist is refused, here or, for operations, losses and
+    optimizers, by the dispatcher as it is made; outputs may have any.
     """
 
     operations: frozenset[str] = _names()
     outputs: frozenset[str] = _names()
     losses: frozenset[str] = _names()
     optimizers: frozenset[str] = _names()
-    sampling_options: frozenset[str] = _names()
-    sampling_outputs: frozenset[str] = _names()
-    in_flight: frozenset[str] = _names()
-    push_dtypes: frozenset[str] = _names()
+    sampling_options: frozenset[str] = _names(_OPTIONS)
+    sampling_outputs: frozenset[str] = _names(SAMPLING_OUTPUTS)
+    in_flight: frozenset[str] = _names(get_args(InFlight))
+    push_dtypes: frozenset[str] = _names(TENSOR_DTYPES)
+    policies: frozenset[str] = _names(("reference", "snapshot"))
 
     def check(self, operation: str, request: Request, backend: str) -> None:
         """Raises `UnsupportedError`, by the option's name, where something isn't declared."""
@@ -111,7 +108,12 @@ _FIELD_OF_KIND = {
     "sampling_output": "sampling_outputs",
     "in_flight": "in_flight",
     "push_dtype": "push_dtypes",
+    "policy": "policies",
 }
+
+
+def _count() -> Any:
+    return attrs.field(default=None, converter=plain, validator=optional(integer(minimum=1)))
 
 
 @strict
@@ -123,21 +125,24 @@ class ModelInfo:
 
     name: str = attrs.field(validator=text())
     vocab_size: int = attrs.field(converter=plain, validator=integer(minimum=1))
-    eos_token_ids: tuple[int, ...] = attrs.field(default=(), converter=as_tuple)
-    context_length: int | None = attrs.field(default=None, validator=optional(integer(minimum=1)))
-    parameters: int | None = None
+    eos_token_ids: tuple[int, ...] = attrs.field(
+        default=(), converter=as_tuple, validator=each(integer(minimum=0))
+    )
+    context_length: int | None = _count()
+    parameters: int | None = _count()
 
     def check(self, request: Request) -> None:
         """Refuses, before any work, token ids that the vocabulary lacks and lengths that the
         context can't hold; names the row."""
-        if isinstance(request, (Forward, ForwardBackward)):
+        if isinstance(request, (requests.Forward, requests.ForwardBackward)):
             batch = request.batch
             self._check_ids("prompt", batch.prompts)
             self._check_ids("response", batch.responses)
             lengths = batch.prompts.lengths[batch.prompt_index] + batch.responses.lengths
             self._check_lengths(lengths, "prompt and response have")
-        elif isinstance(request, Generate):
+        elif isinstance(request, requests.Generate):
             self._check_ids("prompt", request.prompts)
+            self._check_stop_ids(request.params.stop_token_ids)
             lengths = request.prompts.lengths + request.params.max_tokens
             self._check_lengths(lengths, "prompt and max_tokens come to")
 
@@ -151,6 +156,14 @@ class ModelInfo:
                 row=row,
             )
 
+    def _check_stop_ids(self, ids: tuple[int, ...]) -> None:
+        if ids and max(ids) >= self.vocab_size:
+            raise InvalidRequestError(
+                f"stop_token_ids holds {max(ids)}, but model {self.name!r} has {self.vocab_size} "
+                "ids; was it taken from another tokenizer?",
+                field="stop_token_ids",
+            )
+
     def _check_lengths(self, lengths: Array, what: str) -> None:
         if self.context_length is not None and int(lengths.max(initial=0)) > self.context_length:
             row = int(np.argmax(lengths))
@@ -159,17 +172,6 @@ class ModelInfo:
                 f"{self.context_length} that model {self.name!r} has",
                 row=row,
             )
-
-
-@strict
-@attrs.frozen(kw_only=True)
-class TokenizerFiles:
-    """What a client needs to load the tokenizer: `kind` is "bytes" for the built-in byte tokenizer
-    or "huggingface" for `files` (name to contents, [size] uint8) of a tokenizer directory."""
-
-    kind: str = attrs.field(validator=text())
-    files: Mapping[str, Any] = attrs.field(factory=dict)
-    options: Mapping[str, Any] = attrs.field(factory=dict)
 
 
 @runtime_checkable
@@ -221,26 +223,30 @@ class OperationContext(Protocol):
 class Training(Protocol):
     """The trainer: owns weights, optimizer state, accumulator, snapshots and reference."""
 
-    async def forward(self, request: Forward, context: OperationContext) -> Outputs: ...
+    async def forward(self, request: requests.Forward, context: OperationContext) -> Outputs: ...
     async def forward_backward(
-        self, request: ForwardBackward, context: OperationContext
-    ) -> ForwardBackwardResult: ...
+        self, request: requests.ForwardBackward, context: OperationContext
+    ) -> results.ForwardBackwardResult: ...
     async def optim_step(
-        self, request: OptimStep, context: OperationContext
-    ) -> OptimStepResult: ...
-    async def zero_grad(self, request: ZeroGrad, context: OperationContext) -> None: ...
-    async def snapshot(self, request: Snapshot, context: OperationContext) -> None: ...
+        self, request: requests.OptimStep, context: OperationContext
+    ) -> results.OptimStepResult: ...
+    async def zero_grad(self, request: requests.ZeroGrad, context: OperationContext) -> None: ...
+    async def snapshot(self, request: requests.Snapshot, context: OperationContext) -> None: ...
     async def restore_snapshot(
-        self, request: RestoreSnapshot, context: OperationContext
+        self, request: requests.RestoreSnapshot, context: OperationContext
     ) -> None: ...
-    async def drop_snapshot(self, request: DropSnapshot, context: OperationContext) -> None: ...
-    async def set_reference(self, request: SetReference, context: OperationContext) -> None: ...
-    async def save(self, request: Save, context: OperationContext) -> bool:
+    async def drop_snapshot(
+        self, request: requests.DropSnapshot, context: OperationContext
+    ) -> None: ...
+    async def set_reference(
+        self, request: requests.SetReference, context: OperationContext
+    ) -> None: ...
+    async def save(self, request: requests.Save, context: OperationContext) -> bool:
         """Writes into `context.directory`; True where a reference other than the base is inside."""
         ...
 
-    async def load(self, request: Load, context: OperationContext) -> None: ...
-    async def export(self, request: Export, context: OperationContext) -> None: ...
+    async def load(self, request: requests.Load, context: OperationContext) -> None: ...
+    async def export(self, request: requests.Export, context: OperationContext) -> None: ...
 
 
 class Sampling(Protocol):
@@ -249,21 +255,25 @@ class Sampling(Protocol):
     An abort reaches `generate` as `context.abort_signal`: it returns what it has, the unfinished
     samples with finish_reason "abort"."""
 
-    async def generate(self, request: Generate, context: OperationContext) -> Generation: ...
-    async def pause(self, request: Pause, context: OperationContext) -> None: ...
-    async def resume(self, request: Resume, context: OperationContext) -> None: ...
+    async def generate(
+        self, request: requests.Generate, context: OperationContext
+    ) -> Generation: ...
+    async def pause(self, request: requests.Pause, context: OperationContext) -> None: ...
+    async def resume(self, request: requests.Resume, context: OperationContext) -> None: ...
     async def reset_prefix_cache(
-        self, request: ResetPrefixCache, context: OperationContext
+        self, request: requests.ResetPrefixCache, context: OperationContext
     ) -> None: ...
-    async def finish_session(self, request: FinishSession, context: OperationContext) -> None: ...
+    async def finish_session(
+        self, request: requests.FinishSession, context: OperationContext
+    ) -> None: ...
 
 
 class WeightSync(Protocol):
     """The path from trainer (or client) to sampler. A failure leaves the sampler serving its old
     version, or marks its version unknown; it never serves mixed weights under a number."""
 
-    async def sync(self, request: Sync, context: OperationContext) -> SyncReceipt: ...
-    async def push(self, request: Push, context: OperationContext) -> SyncReceipt: ...
+    async def sync(self, request: requests.Sync, context: OperationContext) -> SyncReceipt: ...
+    async def push(self, request: requests.Push, context: OperationContext) -> SyncReceipt: ...
 
 
 class Backend(Protocol):
@@ -291,12 +301,14 @@ class Backend(Protocol):
     async def start(self, context: OperationContext) -> None: ...
     async def close(self) -> None: ...
     def kill(self) -> None: ...
-    async def reset(self, request: Reset, context: OperationContext) -> None:
+    async def reset(self, request: requests.Reset, context: OperationContext) -> None:
         """Back to base weights at `context.next_version`, on trainer and sampler: optimizer,
         accumulator, snapshots and reference as at the start."""
 
-    async def sleep(self, request: Sleep, context: OperationContext) -> None: ...
-    async def wake(self, request: Wake, context: OperationContext) -> None: ...
-    async def tokenizer(self, request: Tokenizer, context: OperationContext) -> TokenizerFiles: ...
+    async def sleep(self, request: requests.Sleep, context: OperationContext) -> None: ...
+    async def wake(self, request: requests.Wake, context: OperationContext) -> None: ...
+    async def tokenizer(
+        self, request: requests.Tokenizer, context: OperationContext
+    ) -> TokenizerFiles: ...
     def sampler_version(self) -> tuple[int | None, int | str | None]:
         """Version and label that the sampler serves; version None where unknown."""

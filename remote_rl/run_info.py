@@ -9,7 +9,17 @@ import numpy as np
 
 from .protocol import Capabilities, ModelInfo
 from .types.arrays import Array
-from .types.fields import as_tuple, flag, integer, optional, plain, strict, text
+from .types.fields import (
+    as_tuple,
+    each,
+    flag,
+    instance_of,
+    integer,
+    optional,
+    plain,
+    strict,
+    text,
+)
 from .types.results import CheckpointInfo, WeightsVersion
 
 
@@ -28,11 +38,13 @@ class RunInfo:
 
     instance_id: str = attrs.field(validator=text())
     backend: str = attrs.field(validator=text())
-    model: ModelInfo
-    capabilities: Capabilities
-    protocol_versions: tuple[int, ...] = attrs.field(converter=as_tuple)
-    software: str
-    versions: WeightsVersion
+    model: ModelInfo = attrs.field(validator=instance_of(ModelInfo))
+    capabilities: Capabilities = attrs.field(validator=instance_of(Capabilities))
+    protocol_versions: tuple[int, ...] = attrs.field(
+        converter=as_tuple, validator=each(integer(minimum=1))
+    )
+    software: str = attrs.field(validator=text())
+    versions: WeightsVersion = attrs.field(validator=instance_of(WeightsVersion))
     paused: bool = attrs.field(default=False, validator=flag())
     pristine: bool = attrs.field(validator=flag())
     checkpoint_dir: bool = attrs.field(validator=flag())
@@ -45,7 +57,9 @@ class RunInfo:
 class CheckpointList:
     """Checkpoints, oldest first."""
 
-    checkpoints: tuple[CheckpointInfo, ...] = attrs.field(converter=as_tuple)
+    checkpoints: tuple[CheckpointInfo, ...] = attrs.field(
+        converter=as_tuple, validator=each(instance_of(CheckpointInfo))
+    )
 
 
 @strict
@@ -53,12 +67,13 @@ class CheckpointList:
 class FileList:
     """paths: relative, with '/'. sizes: bytes each."""
 
-    paths: tuple[str, ...] = attrs.field(converter=as_tuple)
-    sizes: tuple[int, ...] = attrs.field(converter=as_tuple)
+    paths: tuple[str, ...] = attrs.field(converter=as_tuple, validator=each(text()))
+    sizes: tuple[int, ...] = attrs.field(converter=as_tuple, validator=each(integer(minimum=0)))
 
 
-def _bytes(data: Any) -> Array:
-    return data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+def _bytes(data: Any) -> Any:
+    readable = isinstance(data, (bytes, bytearray, memoryview))
+    return np.frombuffer(data, np.uint8) if readable else data
 
 
 @strict
@@ -66,5 +81,5 @@ def _bytes(data: Any) -> Array:
 class FileChunk:
     """data: [length] uint8. size: of the whole file."""
 
-    data: Array = attrs.field(converter=_bytes)
+    data: Array = attrs.field(converter=_bytes, validator=instance_of(np.ndarray, wanted="bytes"))
     size: int = attrs.field(converter=plain, validator=integer(minimum=0))

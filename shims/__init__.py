@@ -1,1 +1,2 @@
-"""Shims (loop side, above the client): translate frameworks to remote_rl. Imports nothing."""
+"""Package: the shims (loop side, above the client), which translate frameworks to remote_rl
+(imports nothing)."""

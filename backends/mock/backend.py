@@ -72,6 +72,7 @@ class MockBackend:
             sampling_outputs=frozenset({"logprobs", "drawn_logprobs"}),
             in_flight=frozenset({"keep", "wait", "abort"}),
             push_dtypes=frozenset(TENSOR_DTYPES),
+            policies=frozenset({"reference", "snapshot"}),
         )
 
     @property

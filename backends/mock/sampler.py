@@ -1,4 +1,4 @@
-"""Mock backend: the sampler and what acts on it between tokens (imports generation, checks, config,
+"""Mock backend: the sampler and what acts on it between tokens (imports generation, config,
 journal, and the contract)."""
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from remote_rl.protocol import OperationContext
 from remote_rl.requests import FinishSession, Generate, InFlight, Pause, ResetPrefixCache, Resume
 from remote_rl.types import Generation, Sample
 
-from .checks import check_generate
 from .config import MockConfig
 from .generation import Flight, Served
 from .journal import Journal, first_of, pause
@@ -94,7 +93,6 @@ class Sampler:
         """Draws the samples of a request; randomness depends on seed, prompt, sample and position
         only, so neither on what else is in flight nor on timing."""
         async with self._journal.operation("generate", request, context):
-            check_generate(request, self._config)
             flight = Flight(request, context.seed, self._config.window, self._config.ends)
             while not self._boarding.is_set() and not context.cancelled:
                 await self._until(self._boarding, context)

@@ -1,5 +1,5 @@
-"""Mock backend: the trainer (imports the passes, the optimizer, checkpoints, checks, journal, and
-the contract)."""
+"""Mock backend: the trainer (imports the passes, the optimizer, checkpoints, journal, and the
+contract)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import math
 import attrs
 import numpy as np
 
-from remote_rl.errors import BackendError, ConflictError, InvalidRequestError, nearest
-from remote_rl.losses import Cotangents, Loss, LossValue, merge_metrics, metric_values, resolve
+from remote_rl.errors import BackendError
+from remote_rl.losses import LossValue, merge_metrics, metric_values, resolve
 from remote_rl.protocol import OperationContext
 from remote_rl.requests import (
     DropSnapshot,
@@ -27,7 +27,6 @@ from remote_rl.requests import (
 from remote_rl.types import ForwardBackwardResult, OptimStepResult, Outputs
 
 from .checkpoints import Contents, read_checkpoint, write_checkpoint, write_export
-from .checks import check_batch
 from .config import MockConfig
 from .journal import Journal
 from .model import Floats, Weights
@@ -95,7 +94,6 @@ class Trainer:
         """Outputs of the current policy, the reference or a snapshot, without a gradient."""
         async with self._journal.operation("forward", request, context):
             batch = request.batch
-            check_batch(batch, self._config)
             policy = self._named(request.policy)
             done = []
             for rows in micro_batches(len(batch), self._config.micro_batch_rows):
@@ -120,9 +118,7 @@ class Trainer:
         """Adds a loss's gradient to the accumulator, all of it or, when it fails, nothing."""
         async with self._journal.operation("forward_backward", request, context):
             batch, policy = request.batch, self.policy
-            check_batch(batch, self._config)
             request.loss.check(batch)
-            _refuse_other_version(request.loss, policy.version)
             loss = resolve(request.loss, batch)
             total, done = self._state.gradient, list[LossValue]()
             for rows in micro_batches(len(batch), self._config.micro_batch_rows):
@@ -146,8 +142,7 @@ class Trainer:
         async with self._journal.operation("optim_step", request, context):
             state = self._state
             policy, gradient, options = state.policy, state.gradient, request.optimizer
-            if gradient is None:
-                raise ConflictError("optim_step needs a gradient; call forward_backward first")
+            assert gradient is not None, "the dispatcher lets no step through without one"
             norm = await context.thread(gradient_norm, gradient)
             if not math.isfinite(norm):
                 state.gradient = None
@@ -176,26 +171,20 @@ class Trainer:
     # -- snapshots and the reference ----------------------------------------------------------
 
     async def snapshot(self, request: Snapshot, context: OperationContext) -> None:
-        """Keeps the current weights; a name that is taken is refused."""
+        """Keeps the current weights."""
         async with self._journal.operation("snapshot", request, context):
-            if request.name in self._state.snapshots:
-                raise ConflictError(
-                    f"there is a snapshot {request.name!r} already; drop it first, or take "
-                    "another name"
-                )
             self._state.snapshots[request.name] = self.policy
 
     async def restore_snapshot(self, request: RestoreSnapshot, context: OperationContext) -> None:
         """Makes a snapshot's weights current; the optimizer's state stays."""
         async with self._journal.operation("restore_snapshot", request, context):
-            weights = self._snapshot(request.name).weights
+            weights = self._state.snapshots[request.name].weights
             self._state.policy = Policy(weights, context.next_version)
             self._state.gradient = None
 
     async def drop_snapshot(self, request: DropSnapshot, context: OperationContext) -> None:
         """Forgets a snapshot; a reference that was set from it stays."""
         async with self._journal.operation("drop_snapshot", request, context):
-            self._snapshot(request.name)
             del self._state.snapshots[request.name]
 
     async def set_reference(self, request: SetReference, context: OperationContext) -> None:
@@ -208,15 +197,7 @@ class Trainer:
             return self.policy
         if name == "base":
             return self._state.base
-        return self._state.reference if name == "reference" else self._snapshot(name)
-
-    def _snapshot(self, name: str) -> Policy:
-        if name not in self._state.snapshots:
-            raise InvalidRequestError(
-                f"there is no snapshot {name!r}; {nearest(name, self._state.snapshots)}",
-                field="name",
-            )
-        return self._state.snapshots[name]
+        return self._state.reference if name == "reference" else self._state.snapshots[name]
 
     # -- files --------------------------------------------------------------------------------
 
@@ -239,33 +220,21 @@ class Trainer:
         async with self._journal.operation("load", request, context):
             state = self._state
             contents = await context.thread(read_checkpoint, context.directory, state.base.weights)
-            if request.optimizer and contents.optimizer is None:
-                raise InvalidRequestError(
-                    f"checkpoint {request.name!r} holds no optimizer state; load it with "
-                    "optimizer=False for a fresh one"
-                )
-            optimizer = contents.optimizer if request.optimizer else None
+            optimizer = contents.optimizer
+            if not request.optimizer:
+                optimizer = OptimizerState.fresh(contents.weights)
+            assert optimizer is not None, "the dispatcher loads only what was saved"
             state.policy = Policy(contents.weights, context.next_version)
             state.reference = Policy(contents.reference, contents.reference_version)
             if _equal(contents.reference, state.base.weights):
                 state.reference = state.base
-            state.optimizer = optimizer or OptimizerState.fresh(contents.weights)
+            state.optimizer = optimizer
             state.gradient = None
 
     async def export(self, request: Export, context: OperationContext) -> None:
         """Writes a Hugging Face directory of the current weights."""
         async with self._journal.operation("export", request, context):
             await context.thread(write_export, context.directory, self.policy.weights, self._config)
-
-
-def _refuse_other_version(loss: Loss, version: int) -> None:
-    if isinstance(loss, Cotangents) and loss.version != version:
-        raise ConflictError(
-            f"the cotangents were taken at version {loss.version}, but the weights are at version "
-            f"{version}; run the forward again",
-            taken=loss.version,
-            current=version,
-        )
 
 
 def _equal(left: Weights, right: Weights) -> bool:

@@ -14,10 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidRequestError, LeaseError, UnreachableError
+from ..errors import InvalidRequestError, LeaseError, ProtocolError, UnreachableError
 from ..messages import Attach, ConnectionLost, Describe, Grant, Message, Occupied, Transport
 from ..progress_line import ProgressLine
 from ..protocol import PROTOCOL_VERSIONS
+from ..run_info import RunInfo
 from .connection import Connection
 from .handle import Handle
 from .loop import LoopThread
@@ -231,7 +232,12 @@ def _begin(session: Session, grant: Grant) -> None:
 
 async def _lease(transport: Transport, asked: Attach) -> Grant:
     """The grant; while another driver's lease runs out it waits, and says so."""
-    await _ask(transport, Describe())  # versions that can't understand each other end here
+    described: RunInfo = await _ask(transport, Describe())
+    if not set(described.protocol_versions) & set(PROTOCOL_VERSIONS):
+        raise ProtocolError(
+            f"{transport.target} speaks protocol {list(described.protocol_versions)} and this "
+            f"client {list(PROTOCOL_VERSIONS)}; install the same remote-rl on both sides"
+        )
     line = ProgressLine()
     first: Occupied | None = None
     try:

@@ -7,6 +7,7 @@ called from any thread.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import threading
@@ -72,6 +73,7 @@ class Connection:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._generates_under_way: set[asyncio.Task[Any]] = set()
         self._waiter: asyncio.Task[None] | None = None
+        loop.when_broken = self._loop_ended
         loop.call(self._keep, self._keep_lease())
 
     # -- from any thread ------------------------------------------------------------------------
@@ -170,6 +172,10 @@ class Connection:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
+    def _loop_ended(self) -> None:
+        reason = "the session's event loop was ended from within, as by a SystemExit in the backend"
+        self.break_off(RunLostError(f"{reason}; connect again", last_checkpoint=None))
+
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
@@ -198,7 +204,9 @@ class Connection:
         await self._after_generates(row)
         self._backlog += 1
         try:
-            async with self._slots:
+            # control acts at once, also where thousands of generates wait for their turn
+            urgent = row.stream is Stream.CONTROL
+            async with contextlib.nullcontext() if urgent else self._slots:
                 self._backlog -= 1
 
                 def build(leased: dict[str, Any]) -> Submit:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import ConflictError, InvalidRequestError
+from ..progress_line import ProgressLine
 from ..requests import ListFiles, ReadFile
 from ..run_info import FileChunk, FileList
 
@@ -16,24 +18,35 @@ _CHUNK = 8 * 1024 * 1024
 
 
 def download_files(session: Session, kind: str, name: str, destination: Path) -> Path:
-    """Copies every file, in pieces; an incomplete copy is left under a `.partial` name."""
+    """Copies every file, in pieces, into a folder beside `destination` that takes its name when it
+    is complete; what an earlier failure left of it is replaced."""
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise ConflictError(f"{destination} exists and is not an empty directory")
     request = ListFiles(kind=kind, name=name)  # type: ignore[arg-type]
     listed: FileList = session._submit("list_files", request).result()
-    for path, size in zip(listed.paths, listed.sizes):
-        target = _inside(destination, path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(target.name + ".partial")
-        with partial.open("wb") as file:
-            for offset in range(0, size, _CHUNK):
-                piece = ReadFile(
-                    kind=request.kind, name=name, path=path, offset=offset, length=_CHUNK
-                )
-                chunk: FileChunk = session._submit("read_file", piece).result()
-                file.write(chunk.data.tobytes())
-        partial.rename(target)
-    destination.mkdir(parents=True, exist_ok=True)
+    aside = destination.with_name(destination.name + ".partial")
+    if aside.exists():
+        shutil.rmtree(aside)
+    aside.mkdir(parents=True)
+    line, done, total = ProgressLine(), 0, sum(listed.sizes)
+    try:
+        for path, size in zip(listed.paths, listed.sizes):
+            target = _inside(aside, path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as file:
+                for offset in range(0, size, _CHUNK):
+                    piece = ReadFile(
+                        kind=request.kind, name=name, path=path, offset=offset, length=_CHUNK
+                    )
+                    chunk: FileChunk = session._submit("read_file", piece).result()
+                    file.write(chunk.data.tobytes())
+                    done += len(chunk.data)
+                    line.show(f"remote_rl: download of {name!r}, {done:,} of {total:,} bytes")
+    finally:
+        line.clear()
+    if destination.exists():
+        destination.rmdir()
+    aside.rename(destination)
     return destination
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -13,16 +13,23 @@ T = TypeVar("T")
 
 class LoopThread:
     """An event loop on a daemon thread, apart from any loop of the caller's, so that blocking and
-    async callers are served alike."""
+    async callers are served alike. `when_broken` is called, there, if the loop ends by itself."""
 
     def __init__(self) -> None:
+        self.when_broken: Callable[[], None] | None = None
+        self._stopping = self._ended = False
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._serve, name="remote_rl client", daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
+        try:
+            self.loop.run_forever()
+        finally:  # a SystemExit in a task of the backend's own ends a loop, for instance
+            self._ended = True
+            if not self._stopping and self.when_broken is not None:
+                self.when_broken()
 
     def spawn(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Runs a coroutine there; callable from any thread."""
@@ -33,7 +40,12 @@ class LoopThread:
         self.loop.call_soon_threadsafe(function, *arguments)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine there and waits; an interrupt of the wait cancels it."""
+        """Runs a coroutine there and waits; an interrupt of the wait cancels it. Where the loop
+        has ended by itself it runs once more, for this."""
+        if self._ended:
+            self._thread.join()
+            with ThreadPoolExecutor(1) as elsewhere:  # the caller may be inside a loop of its own
+                return elsewhere.submit(self.loop.run_until_complete, coroutine).result()
         future = self.spawn(coroutine)
         try:
             return future.result()
@@ -45,9 +57,11 @@ class LoopThread:
         """Ends the loop and its thread; what still runs there is cancelled."""
         if self.loop.is_closed():
             return
+        self._stopping = True
         self.run(_cancel_others())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
+        if not self._ended:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
 

@@ -152,6 +152,7 @@ class Operation(Generic[T]):
 
     def done(self) -> bool:
         """Whether the outcome is there."""
+        self._call.connection.check_process()
         return self._call.future.done()
 
     def cancel(self) -> None:
@@ -164,6 +165,7 @@ class Operation(Generic[T]):
     @property
     def progress(self) -> ProgressReport | None:
         """What it last said of itself, None before."""
+        self._call.connection.check_process()
         return self._call.progress
 
     @property
@@ -172,7 +174,7 @@ class Operation(Generic[T]):
         return self._call.request_id
 
     def __repr__(self) -> str:
-        if not self.done():
+        if not self._call.future.done():
             state = "pending"
         else:
             state = "failed" if self._call.error is not None else "done"

@@ -156,7 +156,7 @@ class Session(Face):
                     told = True
             if ended or any(call.row.stream is not Stream.SAMPLING for call in pending):
                 continue
-            if self.info().result().paused:
+            if self._is_paused():
                 for call in pending:
                     self._connection.cancel(call)
                 concurrent.futures.wait([call.future for call in pending])
@@ -166,6 +166,12 @@ class Session(Face):
                     "generate(s) were cancelled; resume before closing"
                 )
         line.clear()
+
+    def _is_paused(self) -> bool:
+        """Asks the run, without raising what else may have failed."""
+        call = self._submit("info", Info())._call
+        concurrent.futures.wait([call.future])
+        return call.error is None and bool(call.outcome().paused)
 
     def __enter__(self) -> Self:
         return self

@@ -14,6 +14,7 @@ from ..requests import (
     Delete,
     DropSnapshot,
     Export,
+    FileKind,
     Forward,
     ForwardBackward,
     Load,
@@ -47,6 +48,10 @@ class Training(Face):
     All its operations, and `weights.sync`, execute in the order of the calls. `deadline` (seconds)
     acts before an operation starts, never on one that runs. `model` is "policy": a run holds one
     model today, and any other is refused by name.
+
+    What a call can see to be wrong it raises itself: `InvalidRequestError`, or `UnsupportedError`
+    where the backend does not offer it. What only the run knows `.result()` raises, as said below;
+    besides that `BackendError`, where the engine fails.
     """
 
     def forward(
@@ -62,6 +67,7 @@ class Training(Face):
 
         outputs: e.g. {"logprobs", "entropy"}. policy: "current", "reference" or a snapshot's name.
         The result's fields are Ragged[n] float32, entry t for response token t.
+        `.result()` raises `InvalidRequestError` where there is no such snapshot.
         """
         request = Forward(
             batch=_checked_batch(batch).only(()), outputs=outputs, policy=policy, model=model
@@ -87,7 +93,9 @@ class Training(Face):
 
         A loss of `losses.custom` runs here, in this process: its outputs come from a forward that
         is paid for, or from `outputs`, those of the same rows at the current version.
-        Raises `InvalidRequestError` where the batch lacks a field that the loss needs.
+        Raises `InvalidRequestError` where the batch lacks a field that the loss needs. `.result()`
+        raises `DirtyGradientsError` after an earlier one failed, and `ConflictError` where
+        cotangents or outputs are of another version of the weights.
         """
         _checked_batch(batch)
         if not isinstance(loss, Loss):
@@ -111,7 +119,12 @@ class Training(Face):
     def optim_step(
         self, optimizer: AdamW, *, model: str = "policy", deadline: float | None = None
     ) -> Operation[OptimStepResult]:
-        """Applies the accumulated gradient with these settings, and clears it."""
+        """Applies the accumulated gradient with these settings, and clears it.
+
+        `.result()` raises `ConflictError` where nothing was accumulated, and `DirtyGradientsError`
+        after a forward_backward failed. After a step that failed nobody knows the weights: what
+        uses them is a `ConflictError` until a load, restore_snapshot or reset.
+        """
         operation: Operation[OptimStepResult] = self._submit(
             "optim_step", OptimStep(optimizer=optimizer, model=model), deadline=deadline
         )
@@ -127,7 +140,10 @@ class Training(Face):
     def snapshot(
         self, name: str, *, model: str = "policy", deadline: float | None = None
     ) -> Operation[Done]:
-        """Keeps the current weights under `name` in the trainer's memory."""
+        """Keeps the current weights under `name` in the trainer's memory.
+
+        `.result()` raises `ConflictError` where the name is taken.
+        """
         operation: Operation[Done] = self._submit(
             "snapshot", Snapshot(name=name, model=model), deadline=deadline
         )
@@ -136,7 +152,10 @@ class Training(Face):
     def restore_snapshot(
         self, name: str, *, model: str = "policy", deadline: float | None = None
     ) -> Operation[Done]:
-        """Makes a snapshot's weights the current ones, under a new version."""
+        """Makes a snapshot's weights the current ones, under a new version; clears the gradient.
+
+        `.result()` raises `InvalidRequestError`, with the nearest name, where there is none of it.
+        """
         operation: Operation[Done] = self._submit(
             "restore_snapshot", RestoreSnapshot(name=name, model=model), deadline=deadline
         )
@@ -145,7 +164,10 @@ class Training(Face):
     def drop_snapshot(
         self, name: str, *, model: str = "policy", deadline: float | None = None
     ) -> Operation[Done]:
-        """Forgets a snapshot."""
+        """Forgets a snapshot; a reference that was set from it stays.
+
+        `.result()` raises `InvalidRequestError`, with the nearest name, where there is none of it.
+        """
         operation: Operation[Done] = self._submit(
             "drop_snapshot", DropSnapshot(name=name, model=model), deadline=deadline
         )
@@ -154,7 +176,10 @@ class Training(Face):
     def set_reference(
         self, source: str, *, model: str = "policy", deadline: float | None = None
     ) -> Operation[Done]:
-        """Sets the reference policy: "base", "current" or a snapshot's name."""
+        """Sets the reference policy: "base", "current" or a snapshot's name.
+
+        `.result()` raises `InvalidRequestError`, with the nearest name, where there is none of it.
+        """
         operation: Operation[Done] = self._submit(
             "set_reference", SetReference(source=source, model=model), deadline=deadline
         )
@@ -172,6 +197,9 @@ class Training(Face):
         """Writes a checkpoint; refused where the name exists or a gradient is accumulated.
 
         metadata: JSON values of the caller's, returned by `load` and `checkpoints`.
+        `.result()` raises `ConflictError` where the name is taken or a gradient was not applied,
+        `DirtyGradientsError` after a forward_backward failed, and `InvalidRequestError` where the
+        run has no checkpoint_dir.
         """
         request = Save(name=name, metadata=metadata, optimizer=optimizer, model=model)
         operation: Operation[CheckpointInfo] = self._submit("save", request, deadline=deadline)
@@ -185,7 +213,11 @@ class Training(Face):
         model: str = "policy",
         deadline: float | None = None,
     ) -> Operation[LoadResult]:
-        """Restores a checkpoint; with optimizer=False the optimizer is fresh afterwards."""
+        """Restores a checkpoint; with optimizer=False the optimizer is fresh afterwards.
+
+        `.result()` raises `InvalidRequestError` where there is no such checkpoint, where it is of
+        another model, or where it holds no optimizer state; `ConflictError` where it is damaged.
+        """
         operation: Operation[LoadResult] = self._submit(
             "load", Load(name=name, optimizer=optimizer, model=model), deadline=deadline
         )
@@ -205,11 +237,19 @@ class Training(Face):
         return operation
 
     def delete(
-        self, name: str, *, model: str = "policy", deadline: float | None = None
+        self,
+        name: str,
+        kind: FileKind = "checkpoint",
+        *,
+        model: str = "policy",
+        deadline: float | None = None,
     ) -> Operation[Done]:
-        """Removes a checkpoint."""
+        """Removes a checkpoint, or with kind="export" an export.
+
+        `.result()` raises `InvalidRequestError`, with the nearest name, where there is none of it.
+        """
         operation: Operation[Done] = self._submit(
-            "delete", Delete(name=name, model=model), deadline=deadline
+            "delete", Delete(name=name, kind=kind, model=model), deadline=deadline
         )
         return operation
 
@@ -217,7 +257,11 @@ class Training(Face):
         self, name: str, *, model: str = "policy", deadline: float | None = None
     ) -> Operation[ExportReceipt]:
         """Writes the current weights as a Hugging Face directory on the backend's side; fetch it
-        with `Session.download("export", name, destination)`."""
+        with `Session.download("export", name, destination)`, remove it with `delete`.
+
+        `.result()` raises `ConflictError` where the name is taken, and `InvalidRequestError` where
+        the run has no checkpoint_dir.
+        """
         operation: Operation[ExportReceipt] = self._submit(
             "export", Export(name=name, model=model), deadline=deadline
         )

@@ -28,6 +28,9 @@ class Weights(Face):
         in_flight: running generates go on with the new weights ("keep"), finish first ("wait") or
         end ("abort"). label: passed on to samples. A generate submitted after the receipt uses at
         least its version.
+        `.result()` raises `DirtyGradientsError` after a forward_backward failed, `ConflictError`
+        where "wait" would wait for paused generates or pushed weights are newer than the trainer's,
+        and `BackendError` where the sampler holds other tensors than were sent.
         """
         operation: Operation[SyncReceipt] = self._submit(
             "sync", Sync(in_flight=in_flight, label=label, model=model), deadline=deadline
@@ -46,7 +49,9 @@ class Weights(Face):
         """Carries tensors of this process to the sampler, for a trainer that is local.
 
         tensors: every tensor of the model by name, each a numpy array, torch tensor or `Tensor`;
-        missing, extra and misshaped ones are refused before anything changes.
+        missing, extra and misshaped ones are refused before anything changes, by an
+        `InvalidRequestError` from `.result()`; a dtype that the backend does not take is an
+        `UnsupportedError` at the call. Its other errors are those of `sync`.
         """
         request = Push(tensors=tensors, in_flight=in_flight, label=label, model=model)
         operation: Operation[SyncReceipt] = self._submit("push", request, deadline=deadline)

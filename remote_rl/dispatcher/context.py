@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -27,12 +28,14 @@ class RunningContext:
     record: Record
     clock: Clock
     executor: Executor
+    loop: asyncio.AbstractEventLoop
     wake_client: Callable[[], None]
     version: int
     next_version: int
     seed: int = 0
     counters: dict[int, int] | None = None
     _directory: Path | None = None
+    thread_of_loop: int = attrs.field(factory=threading.get_ident)
 
     @property
     def request_id(self) -> str:
@@ -57,21 +60,35 @@ class RunningContext:
         return self.record.abort_signal
 
     def progress(self, done: float, total: float | None = None, what: str = "") -> None:
-        """A sign of life."""
+        """A sign of life, from any thread."""
+        key = self.record.key
+        self._on_loop(
+            self._show,
+            ProgressReport(stream=key[0], number=key[1], done=done, total=total, what=what),
+        )
+
+    def _show(self, report: ProgressReport) -> None:
         record = self.record
         record.last_sign = self.clock.now()
-        record.doing = what or record.doing
-        record.progress = ProgressReport(
-            stream=record.key[0], number=record.key[1], done=done, total=total, what=what
-        )
-        record.progress_sent = False
+        record.doing = report.what or record.doing
+        record.progress, record.progress_sent = report, False
         self.wake_client()
 
     def emit(self, sample: Sample) -> None:
-        """One finished sample."""
+        """One finished sample, from any thread."""
+        self._on_loop(self._take, sample)
+
+    def _take(self, sample: Sample) -> None:
         self.record.last_sign = self.clock.now()
         self.record.samples.append(sample)
         self.wake_client()
+
+    def _on_loop(self, function: Callable[..., None], argument: Any) -> None:
+        # records and signals belong to the loop; a thread's report waits for its turn there
+        if threading.get_ident() == self.thread_of_loop:
+            function(argument)
+        else:
+            self.loop.call_soon_threadsafe(function, argument)
 
     async def thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Runs a blocking function off the loop."""

@@ -19,7 +19,6 @@ from ..errors import (
     OperationCancelled,
     ProtocolError,
     RemoteRLError,
-    RunLostError,
 )
 from ..messages import (
     Attach,
@@ -42,6 +41,7 @@ from ..protocol import PROTOCOL_VERSIONS, Backend, Capabilities
 from ..requests import Abort, Generate, Save
 from ..run_info import RunInfo
 from ..types.fields import is_number
+from .capability_checks import check_backend
 from .clients import Client
 from .clock import Clock, SystemClock
 from .context import RunningContext
@@ -77,13 +77,18 @@ class Dispatcher:
                 raise InvalidRequestError(
                     f"{name} must be a number of seconds above 0, not {seconds!r}", field=name
                 )
+        check_backend(backend)
         self.backend = backend
         self.instance_id = uuid.uuid4().hex
         self.clock = clock or SystemClock()
         self.rules = Rules()
         self.seeds = SeedBook(backend.seed)
         self.store = Store(None if checkpoint_dir is None else Path(checkpoint_dir))
-        self.executor = ThreadPoolExecutor(8, thread_name_prefix="remote_rl-backend")
+        # apart, so that generates that block can't keep training from a thread
+        self.executors = {
+            Stream.TRAINING.value: ThreadPoolExecutor(2, "remote_rl training"),
+            Stream.SAMPLING.value: ThreadPoolExecutor(32, "remote_rl sampling"),
+        }
         self.execution = Execution(backend, self.rules, self.seeds, self.store, self.info)
         self.runner = Runner(self, stall_timeout)
         self.gate = Gate(
@@ -117,26 +122,15 @@ class Dispatcher:
         try:
             await self.runner.watch_start(record, self.backend.start(self._context(record, hear)))
         except BaseException:
-            await self._close_backend()
+            await self.runner.close_backend()
             raise
         self.runner.start()
 
     async def close(self) -> None:
         """Ends everything: what runs is cancelled, what waits fails, the backend is closed."""
-        self.gate.lose(self.run_lost("the run was closed"))
+        self.gate.lose(self.gate.run_lost("the run was closed"))
         await self.runner.stop()
-        await self._close_backend()
-
-    def run_lost(self, reason: str) -> RunLostError:
-        """The error that says why the run is over and where to go on."""
-        return RunLostError(
-            f"{reason}; connect to a new run with start= {self.store.start_hint()}",
-            last_checkpoint=self.store.latest(),
-        )
-
-    async def _close_backend(self) -> None:
-        await self.backend.close()
-        self.executor.shutdown(wait=False, cancel_futures=True)
+        await self.runner.close_backend()
 
     # -- messages -------------------------------------------------------------------------------
 
@@ -310,7 +304,8 @@ class Dispatcher:
         return RunningContext(
             record=record,
             clock=self.clock,
-            executor=self.executor,
+            executor=self.executors.get(record.key[0], self.executors[Stream.SAMPLING.value]),
+            loop=asyncio.get_running_loop(),
             wake_client=wake,
             version=self.rules.version,
             next_version=self.rules.next_version,

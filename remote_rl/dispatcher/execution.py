@@ -12,16 +12,16 @@ import attrs
 from ..errors import BackendError, InvalidRequestError
 from ..ops import Operation
 from ..protocol import Backend
-from ..requests import Abandon, Delete, Export, Generate, Load, ReadFile, Request, Reset, Save
+from ..requests import Abandon, Delete, Export, Load, ReadFile, Request, Reset, Save
 from ..run_info import CheckpointList, FileChunk, FileList, RunInfo
 from ..types.results import (
     CheckpointInfo,
     Done,
     ExportReceipt,
     LoadResult,
-    SyncReceipt,
     WeightsVersion,
 )
+from .answers import answer_problem
 from .context import RunningContext
 from .rules import Rules, SeedBook
 from .store import Store
@@ -55,17 +55,16 @@ class Execution:
             result = await special(request, context)
         else:
             result = await self._call(row, request, context)
-        if isinstance(result, SyncReceipt):
-            _check_delivery(row, result)
-        self.rules.succeeded(row, request, _reported(result))
-        if result is None:
-            result = Done(version=self.rules.version)
-        if not isinstance(result, row.response):
+        if not (isinstance(result, row.response) or (result is None and row.response is Done)):
             raise BackendError(
                 f"backend {self.backend.name!r} answered {row.name} with a "
                 f"{type(result).__name__} instead of a {row.response.__name__}"
             )
-        return result
+        problem = answer_problem(request, result)
+        if problem is not None:
+            raise BackendError(f"backend {self.backend.name!r} answered {row.name} with {problem}")
+        self.rules.succeeded(row, request, _reported(result))
+        return Done(version=self.rules.version) if result is None else result
 
     async def _call(self, row: Operation, request: Request, context: RunningContext) -> Any:
         face = self.backend if row.face == "backend" else getattr(self.backend, row.face)
@@ -98,8 +97,8 @@ class Execution:
         stored = self.store.checkpoint(request.name)
         if request.optimizer and not stored.info.optimizer:
             raise InvalidRequestError(
-                f"checkpoint {request.name!r} holds no optimizer state; "
-                "load it with optimizer=False for a fresh one"
+                f"checkpoint {request.name!r} holds no optimizer state; load it with "
+                "optimizer=False for a fresh one (connect(start=...) can't: start='base' and load)"
             )
         self.rules.loading(stored.info.version)
         context.next_version = self.rules.next_version
@@ -137,7 +136,7 @@ class Execution:
         return CheckpointList(checkpoints=await context.thread(self.store.checkpoints))
 
     async def _delete(self, request: Delete, context: RunningContext) -> None:
-        await context.thread(self.store.delete, request.name)
+        await context.thread(self.store.delete, request.kind, request.name)
 
     async def _list_files(self, request: Any, context: RunningContext) -> FileList:
         files = await context.thread(self.store.files, request.kind, request.name)
@@ -156,16 +155,6 @@ class Execution:
 
     # -- the rest -----------------------------------------------------------------------------
 
-    async def _generate(self, request: Generate, context: RunningContext) -> Any:
-        generation = await self.backend.sampling.generate(request, context)
-        expected = len(request.prompts) * request.params.n
-        if len(generation) != expected:
-            raise BackendError(
-                f"backend {self.backend.name!r} answered generate with {len(generation)} samples "
-                f"instead of {expected}"
-            )
-        return generation
-
     async def _info(self, request: Request, context: RunningContext) -> RunInfo:
         return self._describe()
 
@@ -177,21 +166,13 @@ class Execution:
         sampler, label = self.backend.sampler_version()
         return WeightsVersion(trainer=self.rules.version, sampler=sampler, label=label)
 
-    async def _reset(self, request: Reset, context: RunningContext) -> None:
-        await self.backend.reset(request, context)
+    async def _reset(self, request: Reset, context: RunningContext) -> Any:
+        result: Any = await self.backend.reset(request, context)  # type: ignore[func-returns-value]
         self.seeds.restore({})
+        return result
 
     async def _abandon(self, request: Abandon, context: RunningContext) -> None:
         raise BackendError(f"the client's loss function failed: {request.reason}")
-
-
-def _check_delivery(row: Operation, receipt: SyncReceipt) -> None:
-    if receipt.source_fingerprint != receipt.sampler_fingerprint:
-        raise BackendError(
-            f"{row.name} delivered other tensors than the sampler holds afterwards: names, shapes "
-            f"or dtypes differ ({receipt.source_fingerprint} sent, {receipt.sampler_fingerprint} "
-            "held); don't trust its samples until a sync succeeds"
-        )
 
 
 def _reported(result: Any) -> int | None:

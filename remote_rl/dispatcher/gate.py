@@ -80,6 +80,13 @@ class Gate:
         """Whether the client's lease and the run go on."""
         return self.lost is None and self.clients.get(client.lease.client_id) is client
 
+    def run_lost(self, reason: str) -> RunLostError:
+        """The error that says why the run is over and where to go on."""
+        return RunLostError(
+            f"{reason}; connect to a new run with start= {self._store.start_hint()}",
+            last_checkpoint=self._store.latest(),
+        )
+
     def lose(self, error: RunLostError) -> None:
         """The run is over: every operation and every later message fails with `error`."""
         if self.lost is None:

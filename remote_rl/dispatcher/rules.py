@@ -1,7 +1,7 @@
 """Dispatcher: the rules of a run that hold for every backend, pure state (imports the contract).
 
-Versions, the accumulator, dirtiness and the seeds of unseeded generates are decided here, so that
-a backend can't get them wrong.
+Versions, the accumulator, dirtiness, the snapshots' names and the seeds of unseeded generates are
+decided here, so that a backend can't get them wrong.
 """
 
 from __future__ import annotations
@@ -15,17 +15,29 @@ from ..errors import (
     InvalidRequestError,
     RemoteRLError,
     UnsupportedError,
+    nearest,
 )
 from ..losses import Cotangents
 from ..ops import Operation
-from ..requests import ForwardBackward, Push, Request, Sync
+from ..requests import (
+    DropSnapshot,
+    Forward,
+    ForwardBackward,
+    Push,
+    Request,
+    RestoreSnapshot,
+    SetReference,
+    Snapshot,
+    Sync,
+)
 
 
 class Rules:
     """State of the run's trainer as far as order and refusal depend on it.
 
     version: of the trainer's weights. highest_version: ever given to any weights of the run.
-    paused: generation is held. unknown: the failure that left the trainer's weights unknown.
+    paused: generation is held. unknown: the failure that left the trainer's weights unknown, of
+    unknown_operation. snapshots: names of those the trainer holds.
     accumulated: forward_backwards in the accumulator. dirty: the failure that spoilt it.
     """
 
@@ -39,6 +51,8 @@ class Rules:
         self.pristine = True
         self.paused = False
         self.unknown: RemoteRLError | None = None
+        self.unknown_operation = ""
+        self.snapshots: set[str] = set()
 
     @property
     def next_version(self) -> int:
@@ -46,11 +60,13 @@ class Rules:
         return self.highest_version + 1
 
     def admit(self, row: Operation, request: Request) -> None:
-        """Raises where the state of accumulator or weights refuses the operation."""
-        if self.unknown is not None and row.name in _READS_WEIGHTS:
+        """Raises where the state of accumulator, weights or snapshots refuses the operation."""
+        self._check_snapshots(row, request)
+        if self.unknown is not None and _reads_weights(row, request):
             unknown = ConflictError(
-                f"{row.name} refused: the trainer's weights are unknown since an operation that "
-                f"was to replace them failed ({self.unknown}); load, restore_snapshot or reset"
+                f"{row.name} refused: the trainer's weights are unknown since "
+                f"{self.unknown_operation}, which was to change them, failed ({self.unknown}); "
+                "load, restore_snapshot or reset to go on"
             )
             unknown.__cause__ = self.unknown.copy()
             raise unknown
@@ -87,6 +103,30 @@ class Rules:
             self._check_cotangents(request.loss)
         self._touch(row)  # from here on the backend may have changed something, whatever comes
 
+    def _check_snapshots(self, row: Operation, request: Request) -> None:
+        if isinstance(request, Snapshot):
+            if request.name in self.snapshots:
+                raise ConflictError(
+                    f"there is a snapshot {request.name!r} already; drop it first, or take "
+                    "another name",
+                    name=request.name,
+                )
+            return
+        if isinstance(request, (RestoreSnapshot, DropSnapshot)):
+            field, name = "name", request.name
+        elif isinstance(request, Forward) and request.policy not in ("current", "reference"):
+            field, name = "policy", request.policy
+        elif isinstance(request, SetReference) and request.source not in ("base", "current"):
+            field, name = "source", request.source
+        else:
+            return
+        if name not in self.snapshots:
+            raise InvalidRequestError(
+                f"{row.name} refused: there is no snapshot {name!r}; "
+                f"{nearest(name, self.snapshots)}",
+                field=field,
+            )
+
     def _check_cotangents(self, loss: Cotangents) -> None:
         if loss.version != self.version:
             raise ConflictError(
@@ -115,11 +155,16 @@ class Rules:
         if row.clears:
             self.accumulated, self.dirty, self.dirty_operation = 0, None, ""
         if row.changes_weights == "always":
-            self.unknown = None
+            self.unknown, self.unknown_operation = None, ""
         if row.name in ("pause", "resume"):
             self.paused = row.name == "pause"
+        if isinstance(request, Snapshot):
+            self.snapshots.add(request.name)
+        elif isinstance(request, DropSnapshot):
+            self.snapshots.discard(request.name)
         if row.name == "reset":
             self.pristine = True
+            self.snapshots.clear()
 
     def _touch(self, row: Operation) -> None:
         if row.accumulates or row.changes_weights != "never" or row.name in _LEAVES_A_TRACE:
@@ -127,15 +172,17 @@ class Rules:
 
     def failed(self, row: Operation, error: RemoteRLError, began: bool) -> None:
         """Takes in a failure of an operation that had been accepted; `began`: the backend had
-        been called. What was to accumulate and didn't spoils the gradient either way."""
+        been called. What was to accumulate and didn't spoils the gradient either way; what was to
+        change the trainer's weights leaves them unknown, unless the backend refused it."""
         if (row.accumulates or (row.dirties and began)) and self.dirty is None:
             self.dirty = error
             # an abandoned number was reserved by a forward_backward, the name its caller knows
             self.dirty_operation = "forward_backward" if row.accumulates else row.name
             self._touch(row)
         refused = isinstance(error, (InvalidRequestError, ConflictError, UnsupportedError))
-        if row.changes_weights == "always" and began and not refused:
-            self.unknown = error
+        of_trainer = row.changes_weights != "never" and row.face != "weights"
+        if of_trainer and began and not refused:
+            self.unknown, self.unknown_operation = error, row.name
 
     def loading(self, saved_version: int) -> None:
         """Before a load: its version becomes max(current, saved) + 1."""
@@ -162,6 +209,14 @@ _LEAVES_A_TRACE = frozenset({"snapshot", "set_reference"})
 _READS_WEIGHTS = frozenset(
     {"forward", "forward_backward", "optim_step", "snapshot", "save", "export", "sync"}
 )
+
+
+def _reads_weights(row: Operation, request: Request) -> bool:
+    if isinstance(request, Forward):
+        return request.policy == "current"
+    if isinstance(request, SetReference):
+        return request.source == "current"
+    return row.name in _READS_WEIGHTS
 
 
 class SeedBook:

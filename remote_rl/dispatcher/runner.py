@@ -13,6 +13,7 @@ from ..errors import (
     DeadlineExceededError,
     OperationCancelled,
     RemoteRLError,
+    RunLostError,
     StalledError,
     as_remote_error,
 )
@@ -35,7 +36,7 @@ class Runner:
     def __init__(self, dispatcher: Dispatcher, stall_timeout: float) -> None:
         self.dispatcher = dispatcher
         self.stall_timeout = stall_timeout
-        self._paused_by = ""
+        self._paused_by: set[str] = set()
         self._lane: asyncio.Queue[Record] = asyncio.Queue()
         self._running: set[Record] = set()
         self._services: list[asyncio.Task[None]] = []
@@ -64,12 +65,28 @@ class Runner:
                 )
         await start
 
+    async def close_backend(self) -> None:
+        """Closes it, or kills what does not close for as long as a stall may last."""
+        dispatcher = self.dispatcher
+        closing, patience = asyncio.ensure_future(dispatcher.backend.close()), self.stall_timeout
+        ended, _ = await asyncio.wait([closing], timeout=patience)
+        if not ended:
+            log.error(
+                "backend %r did not close within %g s; killed", dispatcher.backend.name, patience
+            )
+            dispatcher.backend.kill()
+            closing.cancel()
+        for executor in dispatcher.executors.values():
+            executor.shutdown(wait=False, cancel_futures=True)
+        if ended:
+            await closing  # raises what the backend raised
+
     def _service_ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             return
         error = task.exception()
         log.error("%s ended: %r", task.get_name(), error)
-        lost = self.dispatcher.run_lost(
+        lost = self.dispatcher.gate.run_lost(
             f"the run ended because its {task.get_name()} failed: {error!r}"
         )
         lost.__cause__ = error
@@ -94,7 +111,10 @@ class Runner:
 
     def lift_pause_of(self, client_id: str) -> None:
         """A pause ends with the lease of the client that asked for it: nobody else would."""
-        if self._paused_by != client_id or not self.dispatcher.rules.paused:
+        if client_id not in self._paused_by:
+            return
+        self._paused_by.discard(client_id)
+        if self._paused_by or not self.dispatcher.rules.paused:
             return
         self.begin(
             Record(
@@ -133,7 +153,9 @@ class Runner:
         try:
             if record.operation.name == "pause":
                 self._refuse_pause_of_a_waiting_sync()
-                self._paused_by = record.client_id
+                self._paused_by.add(record.client_id)
+            elif record.operation.name == "resume":
+                self._paused_by.clear()
             if record.operation.name == "abort":
                 result = await self._abort(record)
             else:
@@ -143,10 +165,14 @@ class Runner:
         except asyncio.CancelledError:
             error = record.ending or OperationCancelled(f"{record.operation.name} was cancelled")
             self._fail(record, error)
-        except Exception as caught:  # whatever a backend raises is told to whoever asked
+        except BaseException as caught:
             if not isinstance(caught, RemoteRLError):
                 log.exception("%s failed in the backend", record.operation.name)
-            self._fail(record, record.ending or as_remote_error(caught))
+            error = record.ending or as_remote_error(caught)
+            self._fail(record, error)
+            if isinstance(caught, RunLostError):
+                self.dispatcher.backend.kill()
+                self.dispatcher.gate.lose(caught)
         else:
             if record.ending is not None:
                 self._fail(record, record.ending)
@@ -156,13 +182,20 @@ class Runner:
             self._running.discard(record)
             dispatcher.settled(record)
 
-    def _refuse_pause_of_a_waiting_sync(self) -> None:
+    def _waiting_delivery(self) -> Record | None:
+        """The sync or push that waits for generates to end, while new ones wait for it."""
         for other in self._running:
             if isinstance(other.request, (Push, Sync)) and other.request.in_flight == "wait":
-                raise ConflictError(
-                    f"pause refused: a {other.operation.name} with in_flight='wait' is waiting for "
-                    "generates to end, and they never would; pause after it"
-                )
+                return other
+        return None
+
+    def _refuse_pause_of_a_waiting_sync(self) -> None:
+        delivery = self._waiting_delivery()
+        if delivery is not None:
+            raise ConflictError(
+                f"pause refused: a {delivery.operation.name} with in_flight='wait' is waiting for "
+                "generates to end, and they never would; pause after it"
+            )
 
     def _fail(self, record: Record, error: RemoteRLError) -> None:
         self.dispatcher.rules.failed(record.operation, error, record.began)
@@ -177,7 +210,11 @@ class Runner:
             other
             for other in self._running
             if other.operation.name == "generate"
-            and (request.request_ids is None or other.request_id in request.request_ids)
+            and (
+                _called_before(other, record)
+                if request.request_ids is None
+                else other.request_id in request.request_ids
+            )
         ]
         for other in chosen:
             other.end_early(None)
@@ -218,7 +255,9 @@ class Runner:
             self._stalled(record, sequenced)
 
     def _stalled(self, record: Record, sequenced: bool) -> None:
-        held = self.dispatcher.rules.paused and record.operation.name == "generate"
+        held = record.operation.name == "generate" and (
+            self.dispatcher.rules.paused or self._waiting_delivery() is not None
+        )
         if held and not record.abort_signal.is_set():
             record.last_sign = self.dispatcher.clock.now()
             return
@@ -234,10 +273,18 @@ class Runner:
         # it may still be changing the weights, and nobody can tell: the run ends here
         log.error("%s; the run ends", error)
         self.dispatcher.backend.kill()
-        lost = self.dispatcher.run_lost(f"the run ended because {error}")
+        lost = self.dispatcher.gate.run_lost(f"the run ended because {error}")
         lost.__cause__ = error
         record.end_early(lost)
         record.settle(error=lost)
         if record.task is not None:
             record.task.cancel()
         self.dispatcher.gate.lose(lost)
+
+
+def _called_before(generate: Record, abort: Record) -> bool:
+    """Whether an abort of everything means this generate: of the asker's own those called before
+    it, however late it arrives; of others' those that were accepted."""
+    if generate.client_id != abort.client_id:
+        return generate.accepted <= abort.accepted
+    return generate.key[1] <= abort.generates_before

@@ -79,6 +79,13 @@ class Store:
             raise InvalidRequestError(f"{name!r} can't be the name of a file of this run")
         return self.root() / f"{kind}s" / name
 
+    def _existing(self, kind: str, name: str) -> Path:
+        folder = self._folder(kind, name)
+        if not folder.is_dir():
+            known = [path.name for path in folder.parent.glob("*")]
+            raise InvalidRequestError(f"there is no {kind} {name!r}; {nearest(name, known)}")
+        return folder
+
     # -- checkpoints ------------------------------------------------------------------------
 
     def checkpoints(self) -> tuple[CheckpointInfo, ...]:
@@ -115,8 +122,10 @@ class Store:
     def refuse_existing(self, kind: str, name: str) -> None:
         """`ConflictError` where the name is taken."""
         if self._folder(kind, name).exists():
+            how = f"training.delete({name!r}" + (", kind='export')" if kind == "export" else ")")
             raise ConflictError(
-                f"{kind} {name!r} exists; choose another name or delete it first", name=name
+                f"{kind} {name!r} exists; choose another name or delete it first with {how}",
+                name=name,
             )
 
     def begin(self, kind: str, name: str) -> Path:
@@ -147,11 +156,9 @@ class Store:
         """Moves a written export into place."""
         return self._place(partial / "state", "export", name, leftover=partial)
 
-    def delete(self, name: str) -> None:
-        """Removes a checkpoint, at once for every reader; a damaged one too."""
-        folder = self._folder("checkpoint", name)
-        if not folder.is_dir():
-            self.checkpoint(name)  # names the nearest
+    def delete(self, kind: str, name: str) -> None:
+        """Removes a checkpoint or export, at once for every reader; a damaged one too."""
+        folder = self._existing(kind, name)
         aside = self.root() / f"{_PARTIAL}{uuid.uuid4().hex}"
         folder.rename(aside)
         shutil.rmtree(aside)
@@ -190,11 +197,7 @@ class Store:
 
     def files(self, kind: str, name: str) -> dict[str, int]:
         """Relative path to size, of a checkpoint or export."""
-        folder = self._folder(kind, name)
-        if not folder.is_dir():
-            known = [path.name for path in folder.parent.glob("*")]
-            raise InvalidRequestError(f"there is no {kind} {name!r}; {nearest(name, known)}")
-        return _files(folder)
+        return _files(self._existing(kind, name))
 
     def read(self, kind: str, name: str, path: str, offset: int, length: int) -> tuple[bytes, int]:
         """Up to `length` bytes from `offset`, and the whole size. Only listed files are read, so

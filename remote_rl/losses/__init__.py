@@ -7,6 +7,7 @@ function of your own with `custom`. Backends call `resolve` and `evaluate`.
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from .aggregation import (
     Aggregation,
@@ -17,15 +18,40 @@ from .aggregation import (
     token_sum,
 )
 from .base import Loss
-from .batch import LossBatch, segment_sum
 from .cotangents import Cotangents
 from .custom import Custom, custom, run_custom
-from .evaluation import LossValue, evaluate, resolve
-from .metrics import Metric, merge_metrics, metric_values
 from .spec import CISPO, PPO, CrossEntropy, FormulaLoss, ImportanceSampling, Reinforce
 from .terms import KL, Entropy
 
-sum = token_sum
+if TYPE_CHECKING:
+    from .batch import LossBatch, segment_sum
+    from .evaluation import LossValue, evaluate, resolve
+    from .metrics import Metric, merge_metrics, metric_values
+
+sum = token_sum  # losses.sum(); not in __all__, where it would replace the builtin
+
+#: what only a backend needs, and its array namespaces with it, is imported on first use
+_ON_FIRST_USE = {
+    "LossBatch": "batch",
+    "segment_sum": "batch",
+    "LossValue": "evaluation",
+    "evaluate": "evaluation",
+    "resolve": "evaluation",
+    "Metric": "metrics",
+    "merge_metrics": "metrics",
+    "metric_values": "metrics",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ON_FIRST_USE:
+        raise AttributeError(f"module 'remote_rl.losses' has no attribute {name!r}")
+    import importlib
+
+    value = getattr(importlib.import_module(f".{_ON_FIRST_USE[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
 
 #: name on the wire -> class, of every loss that a backend can be sent
 LOSSES: Mapping[str, type[Loss]] = MappingProxyType(
@@ -62,7 +88,6 @@ __all__ = [
     "sequence_mean_token_mean",
     "sequence_mean_token_sum",
     "sequence_mean_token_sum_norm",
-    "sum",
     "token_mean",
     "token_sum",
 ]

@@ -48,15 +48,6 @@ def model_field() -> Any:
     )
 
 
-def check_label(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if isinstance(value, bool) or not (value is None or isinstance(value, (int, str))):
-        raise InvalidRequestError(
-            f"{type(instance).__name__}.label must be a whole number, a string or None, "
-            f"not {value!r}",
-            field="label",
-        )
-
-
 @strict
 @attrs.frozen(kw_only=True)
 class Request:

@@ -17,11 +17,12 @@ from ..types.fields import (
     instance_of,
     json_mapping,
     json_values,
+    one_of,
     strict,
     text,
 )
 from ..types.results import AdamW
-from .base import Request, Requirement, check_name, check_policy, model_field
+from .base import FileKind, Request, Requirement, check_name, check_policy, model_field
 
 
 @strict
@@ -44,6 +45,8 @@ class Forward(Request):
 
     def requirements(self) -> Iterator[Requirement]:
         yield from (("output", name) for name in sorted(self.outputs))
+        if self.policy != "current":
+            yield ("policy", "reference" if self.policy == "reference" else "snapshot")
 
 
 @strict
@@ -124,6 +127,11 @@ class SetReference(Request):
     source: str = attrs.field(metadata=SEMANTIC, validator=_reference_source)
     model: str = model_field()
 
+    def requirements(self) -> Iterator[Requirement]:
+        yield ("policy", "reference")
+        if self.source not in ("base", "current"):
+            yield ("policy", "snapshot")
+
 
 @strict
 @attrs.frozen(kw_only=True)
@@ -159,9 +167,12 @@ class Checkpoints(Request):
 @strict
 @attrs.frozen(kw_only=True)
 class Delete(Request):
-    """Removes a checkpoint."""
+    """Removes a checkpoint, or an export."""
 
     name: str = attrs.field(metadata=SEMANTIC, validator=check_name)
+    kind: FileKind = attrs.field(
+        default="checkpoint", metadata=SEMANTIC, validator=one_of(("checkpoint", "export"))
+    )
     model: str = model_field()
 
 

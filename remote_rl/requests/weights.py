@@ -10,13 +10,14 @@ import attrs
 from ..errors import InvalidRequestError
 from ..types.fields import (
     SEMANTIC,
+    label,
     one_of,
     plain,
     strict,
 )
 from ..types.generation import Label
 from ..types.results import Tensor
-from .base import InFlight, Request, Requirement, check_label, model_field
+from .base import InFlight, Request, Requirement, model_field
 
 
 @strict
@@ -31,9 +32,7 @@ class Sync(Request):
     in_flight: InFlight = attrs.field(
         default="keep", metadata=SEMANTIC, validator=one_of(("keep", "wait", "abort"))
     )
-    label: Label = attrs.field(
-        default=None, metadata=SEMANTIC, converter=plain, validator=check_label
-    )
+    label: Label = attrs.field(default=None, metadata=SEMANTIC, converter=plain, validator=label())
     model: str = model_field()
 
     def requirements(self) -> Iterator[Requirement]:
@@ -55,9 +54,7 @@ class Push(Request):
     in_flight: InFlight = attrs.field(
         default="keep", metadata=SEMANTIC, validator=one_of(("keep", "wait", "abort"))
     )
-    label: Label = attrs.field(
-        default=None, metadata=SEMANTIC, converter=plain, validator=check_label
-    )
+    label: Label = attrs.field(default=None, metadata=SEMANTIC, converter=plain, validator=label())
     model: str = model_field()
 
     def requirements(self) -> Iterator[Requirement]:

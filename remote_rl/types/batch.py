@@ -28,11 +28,12 @@ class Batch:
     prompts:            Ragged[m], int32, token ids
     prompt_index:       [n], int32, which prompt each response continues
     responses:          Ragged[n], int32, everything after the prompt, tool tokens included
-    temperature:        [n], float32, > 0; a scalar is broadcast; 0 (greedy) counts as 1
+    temperature:        [n], float32, 1e-4 to 1e4; a scalar is broadcast; 0 (greedy) counts as 1
     mask:               Ragged[n], uint8, 1 where the loss counts the token; None means all ones
     importance_weights: Ragged[n], float32, multiplies the policy term, never a denominator
     advantages:         Ragged[n], float32; both may be given as [n], one value a response
-    old_logprobs, ref_logprobs, sampling_logprobs: Ragged[n], float32, optional
+    old_logprobs, ref_logprobs: Ragged[n], float32, optional
+    sampling_logprobs:  Ragged[n], float32, optional; never sent
     policy_version:     [n], int64, the first version that sampled the response; never sent
     extras:             mapping of name to array[n], the loop's own columns; never sent
     prompt_parent, attachments: reserved, None

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -74,12 +74,12 @@ def temperature() -> Validator:
         if not is_number(value) or not (
             value == 0 or LOWEST_TEMPERATURE <= value <= HIGHEST_TEMPERATURE
         ):
-            _refuse(instance, attribute, value, TEMPERATURES)
+            refuse(instance, attribute, value, TEMPERATURES)
 
     return check
 
 
-def _refuse(instance: Any, attribute: attrs.Attribute[Any], value: Any, wanted: str) -> None:
+def refuse(instance: Any, attribute: attrs.Attribute[Any], value: Any, wanted: str) -> None:
     shown = repr(value)
     if len(shown) > 80:
         shown = shown[:77] + "..."
@@ -123,7 +123,7 @@ def number(
             or (maximum is not None and value > maximum)
             or (below is not None and value >= below)
         ):
-            _refuse(instance, attribute, value, wanted)
+            refuse(instance, attribute, value, wanted)
 
     return check
 
@@ -143,7 +143,7 @@ def integer(*, minimum: int | None = None, maximum: int | None = None) -> Valida
             or (minimum is not None and value < minimum)
             or (maximum is not None and value > maximum)
         ):
-            _refuse(instance, attribute, value, wanted)
+            refuse(instance, attribute, value, wanted)
 
     return check
 
@@ -153,7 +153,7 @@ def text(*, empty: bool = False) -> Validator:
 
     def check(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if not isinstance(value, str) or (not value and not empty):
-            _refuse(instance, attribute, value, "a string" if empty else "a non-empty string")
+            refuse(instance, attribute, value, "a string" if empty else "a non-empty string")
 
     return check
 
@@ -163,13 +163,14 @@ def flag() -> Validator:
 
     def check(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if not isinstance(value, bool):
-            _refuse(instance, attribute, value, "True or False")
+            refuse(instance, attribute, value, "True or False")
 
     return check
 
 
 def one_of(choices: Collection[Any]) -> Validator:
     """One of the given values; a near miss gets the nearest."""
+    choices = tuple(choices)  # so that what has no hash is refused like any other
 
     def check(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if value not in choices:
@@ -188,7 +189,7 @@ def instance_of(*classes: type, wanted: str | None = None) -> Validator:
 
     def check(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if not isinstance(value, classes):
-            _refuse(instance, attribute, value, named)
+            refuse(instance, attribute, value, named)
 
     return check
 
@@ -207,8 +208,8 @@ def each(validator: Validator) -> Validator:
     """Every item of a tuple passes `validator`."""
 
     def check(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-        if isinstance(value, str) or not isinstance(value, Collection):
-            _refuse(instance, attribute, value, "a sequence of values")
+        if isinstance(value, (str, Mapping)) or not isinstance(value, Collection):
+            refuse(instance, attribute, value, "a sequence of values")
         for item in value:
             validator(instance, attribute, item)
 
@@ -236,14 +237,29 @@ def as_tuple(value: Any) -> Any:
         return (value,)
     if isinstance(value, np.ndarray):
         return tuple(value.reshape(-1).tolist())
-    return tuple(map(plain, value)) if isinstance(value, Iterable) else value
+    if isinstance(value, Mapping) or not isinstance(value, Iterable):
+        return value
+    return tuple(map(plain, value))
 
 
 def as_names(value: Any) -> Any:
     """Converter: a string or an iterable of strings to a frozenset of names."""
     if isinstance(value, str):
         return frozenset((value,))
-    return frozenset(value) if isinstance(value, Iterable) else value
+    if not isinstance(value, Iterable):
+        return value
+    items = tuple(value)
+    return frozenset(items) if all(isinstance(item, Hashable) for item in items) else items
+
+
+def label() -> Validator:
+    """What a caller names a delivery of weights by: a whole number, a string or None."""
+
+    def check(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if isinstance(value, bool) or not (value is None or isinstance(value, (int, str))):
+            refuse(instance, attribute, value, "a whole number, a string or None")
+
+    return check
 
 
 def plain(value: Any) -> Any:
@@ -285,7 +301,7 @@ def json_values() -> Validator:
 
     def check(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
         if not isinstance(value, dict):
-            _refuse(instance, attribute, value, "a mapping of names to JSON values")
+            refuse(instance, attribute, value, "a mapping of names to JSON values")
         found = problem(value, f"{type(instance).__name__}.{attribute.name}")
         if found:
             raise InvalidRequestError(

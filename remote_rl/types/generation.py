@@ -15,6 +15,7 @@ from .fields import (
     each,
     instance_of,
     integer,
+    label,
     number,
     one_of,
     optional,
@@ -56,8 +57,8 @@ class Sample:
     finish_reason: FinishReason = attrs.field(validator=one_of(FINISH_REASONS))
     first_version: int = attrs.field(converter=plain, validator=integer(minimum=0))
     last_version: int = attrs.field(converter=plain, validator=integer(minimum=0))
-    first_label: Label = None
-    label: Label = None
+    first_label: Label = attrs.field(default=None, converter=plain, validator=label())
+    label: Label = attrs.field(default=None, converter=plain, validator=label())
     prompt_index: int = attrs.field(converter=plain, validator=integer(minimum=0))
     index: int = attrs.field(converter=plain, validator=integer(minimum=0))
 
@@ -184,8 +185,8 @@ class Generation:
     finish_reason: Array = attrs.field(converter=_reasons)
     first_version: Array = attrs.field(converter=_versions)
     last_version: Array = attrs.field(converter=_versions)
-    first_labels: tuple[Label, ...] = attrs.field(converter=as_tuple)
-    labels: tuple[Label, ...] = attrs.field(converter=as_tuple)
+    first_labels: tuple[Label, ...] = attrs.field(converter=as_tuple, validator=each(label()))
+    labels: tuple[Label, ...] = attrs.field(converter=as_tuple, validator=each(label()))
     prompt_index: Array = attrs.field(converter=_indices)
     index: Array = attrs.field(converter=_indices)
 

@@ -15,9 +15,10 @@ from .fields import (
     LOCAL,
     SEMANTIC,
     as_tuple,
+    each,
     flag,
     integer,
-    json_mapping,
+    label,
     number,
     optional,
     plain,
@@ -26,6 +27,15 @@ from .fields import (
 )
 from .generation import Label
 from .ragged import Ragged
+from .result_fields import (
+    as_float,
+    metadata_field,
+    metrics_field,
+    named,
+    real,
+    size_field,
+    version_field,
+)
 
 #: dtype tag -> (numpy dtype that holds the raw bytes, bytes an element)
 TENSOR_DTYPES: Mapping[str, str] = {
@@ -86,6 +96,18 @@ class AdamW:
     )
 
 
+def _columns(values: Any) -> Mapping[str, Ragged]:
+    if not isinstance(values, Mapping) or not all(isinstance(name, str) for name in values):
+        raise InvalidRequestError(
+            f"Outputs.values must be a mapping of names to rows, not {type(values).__name__}",
+            field="values",
+        )
+    return {
+        name: Ragged.of(rows, np.float32, f"Outputs.values[{name!r}]")
+        for name, rows in values.items()
+    }
+
+
 @strict
 @attrs.frozen(kw_only=True)
 class Outputs:
@@ -97,9 +119,9 @@ class Outputs:
     client adds; never sent.
     """
 
-    values: Mapping[str, Ragged]
-    version: int = attrs.field(converter=plain, validator=integer(minimum=0))
-    metrics: Mapping[str, float] = attrs.field(factory=dict)
+    values: Mapping[str, Ragged] = attrs.field(converter=_columns)
+    version: int = version_field()
+    metrics: Mapping[str, float] = metrics_field()
     computed_for: str | None = attrs.field(default=None, metadata=LOCAL, repr=False)
 
     def __getattr__(self, name: str) -> Ragged:
@@ -120,9 +142,9 @@ class Outputs:
 class ForwardBackwardResult:
     """value: the loss over the whole batch. metrics: by name. version: of the weights used."""
 
-    value: float = attrs.field(converter=float)
-    metrics: Mapping[str, float] = attrs.field(factory=dict)
-    version: int = attrs.field(converter=plain, validator=integer(minimum=0))
+    value: float = attrs.field(converter=as_float, validator=real())
+    metrics: Mapping[str, float] = metrics_field()
+    version: int = version_field()
 
 
 @strict
@@ -133,10 +155,10 @@ class OptimStepResult:
     are untouched. version: of the weights afterwards.
     metrics: the backend's own, by name."""
 
-    grad_norm: float = attrs.field(converter=float)
+    grad_norm: float = attrs.field(converter=as_float, validator=real())
     skipped: bool = attrs.field(validator=flag())
-    version: int = attrs.field(converter=plain, validator=integer(minimum=0))
-    metrics: Mapping[str, float] = attrs.field(factory=dict)
+    version: int = version_field()
+    metrics: Mapping[str, float] = metrics_field()
 
 
 @strict
@@ -144,7 +166,7 @@ class OptimStepResult:
 class Done:
     """An operation without a result of its own. version: of the trainer's weights afterwards."""
 
-    version: int = attrs.field(converter=plain, validator=integer(minimum=0))
+    version: int = version_field()
 
 
 @strict
@@ -155,12 +177,12 @@ class CheckpointInfo:
     state is inside. reference: whether a reference other than the base is inside."""
 
     name: str = attrs.field(validator=text())
-    version: int = attrs.field(converter=plain, validator=integer(minimum=0))
+    version: int = version_field()
     optimizer: bool = attrs.field(validator=flag())
     reference: bool = attrs.field(default=False, validator=flag())
-    metadata: Mapping[str, Any] = attrs.field(factory=dict, converter=json_mapping)
-    created: float = attrs.field(default=0.0, converter=float)
-    bytes: int = attrs.field(default=0, converter=plain)
+    metadata: Mapping[str, Any] = metadata_field()
+    created: float = attrs.field(default=0.0, converter=as_float, validator=number(minimum=0))
+    bytes: int = size_field(default=0)
 
 
 @strict
@@ -170,9 +192,9 @@ class LoadResult:
     version it had when it was saved; optimizer: whether the optimizer's state was restored."""
 
     name: str = attrs.field(validator=text())
-    metadata: Mapping[str, Any] = attrs.field(factory=dict, converter=json_mapping)
-    version: int = attrs.field(converter=plain, validator=integer(minimum=0))
-    saved_version: int = attrs.field(converter=plain, validator=integer(minimum=0))
+    metadata: Mapping[str, Any] = metadata_field()
+    version: int = version_field()
+    saved_version: int = version_field()
     optimizer: bool = attrs.field(validator=flag())
 
 
@@ -184,9 +206,9 @@ class ExportReceipt:
 
     name: str = attrs.field(validator=text())
     path: str = attrs.field(validator=text())
-    files: tuple[str, ...] = attrs.field(converter=as_tuple)
-    bytes: int = attrs.field(converter=plain)
-    version: int = attrs.field(converter=plain, validator=integer(minimum=0))
+    files: tuple[str, ...] = attrs.field(converter=as_tuple, validator=each(text()))
+    bytes: int = size_field()
+    version: int = version_field()
 
 
 @strict
@@ -199,11 +221,11 @@ class SyncReceipt:
     as held by the sampler afterwards; they are equal, or the operation would have failed.
     """
 
-    version: int = attrs.field(converter=plain, validator=integer(minimum=0))
-    label: Label = None
-    tensors: int = attrs.field(converter=plain, validator=integer(minimum=0))
-    bytes: int = attrs.field(converter=plain, validator=integer(minimum=0))
-    seconds: float = attrs.field(converter=float)
+    version: int = version_field()
+    label: Label = attrs.field(default=None, converter=plain, validator=label())
+    tensors: int = size_field()
+    bytes: int = size_field()
+    seconds: float = attrs.field(converter=as_float, validator=number(minimum=0))
     source_fingerprint: str = attrs.field(validator=text())
     sampler_fingerprint: str = attrs.field(validator=text())
 
@@ -214,9 +236,22 @@ class WeightsVersion:
     """trainer: version of the trainer's weights. sampler: of those the sampler serves, None where
     a failed sync left it unknown. label: of the last delivery."""
 
-    trainer: int = attrs.field(converter=plain, validator=integer(minimum=0))
-    sampler: int | None = attrs.field(default=None, validator=optional(integer(minimum=0)))
-    label: Label = None
+    trainer: int = version_field()
+    sampler: int | None = attrs.field(
+        default=None, converter=plain, validator=optional(integer(minimum=0))
+    )
+    label: Label = attrs.field(default=None, converter=plain, validator=label())
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class TokenizerFiles:
+    """What a client needs to load the tokenizer: `kind` is "bytes" for the built-in byte tokenizer
+    or "huggingface" for `files` (name to contents, [size] uint8) of a tokenizer directory."""
+
+    kind: str = attrs.field(validator=text())
+    files: Mapping[str, Any] = attrs.field(factory=dict, validator=named())
+    options: Mapping[str, Any] = attrs.field(factory=dict, validator=named())
 
 
 @strict

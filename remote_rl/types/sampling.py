@@ -1,9 +1,13 @@
-"""Contract: how responses are drawn (imports attrs and fields)."""
+"""Contract: how responses are drawn (imports numpy, attrs, errors and fields)."""
 
 from __future__ import annotations
 
-import attrs
+from typing import Any
 
+import attrs
+import numpy as np
+
+from ..errors import InvalidRequestError
 from .fields import (
     SCHEDULING,
     SEMANTIC,
@@ -20,6 +24,19 @@ from .fields import (
     text,
 )
 
+#: what a sample can come with, besides its tokens
+SAMPLING_OUTPUTS = ("logprobs", "drawn_logprobs")
+
+
+def _top_k(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if isinstance(value, (int, np.integer)) and value in (0, -1):  # what engines call "off"
+        raise InvalidRequestError(
+            f"SamplingParams.top_k must be a whole number >= 1, not {value!r}; "
+            "None leaves no token out",
+            field="top_k",
+        )
+    optional(integer(minimum=1))(instance, attribute, value)
+
 
 @strict
 @attrs.frozen(kw_only=True)
@@ -28,7 +45,7 @@ class SamplingParams:
 
     n: responses per prompt. max_tokens: tokens per response, at most.
     temperature: divides the logits; 0 is greedy, else from 1e-4 to 1e4.
-    top_p, top_k, min_p: truncation, off by default.
+    top_p, top_k, min_p: truncation, off by default (top_k: None).
     stop: strings that end a response; tokens from the first one that holds part of the match on
       are left out. stop_token_ids: ids that end a response, kept as its last token, besides the
       model's own end-of-sequence ids.
@@ -51,7 +68,7 @@ class SamplingParams:
         default=1.0, metadata=SEMANTIC, converter=plain, validator=number(above=0, maximum=1)
     )
     top_k: int | None = attrs.field(
-        default=None, metadata=SEMANTIC, converter=plain, validator=optional(integer(minimum=1))
+        default=None, metadata=SEMANTIC, converter=plain, validator=_top_k
     )
     min_p: float = attrs.field(
         default=0.0, metadata=SEMANTIC, converter=plain, validator=number(minimum=0, maximum=1)
@@ -72,7 +89,7 @@ class SamplingParams:
         default=frozenset({"logprobs"}),
         metadata=SEMANTIC,
         converter=as_names,
-        validator=each(one_of(("logprobs", "drawn_logprobs"))),
+        validator=each(one_of(SAMPLING_OUTPUTS)),
     )
     session_id: str | None = attrs.field(
         default=None, metadata=SCHEDULING, validator=optional(text())

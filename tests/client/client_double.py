@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from remote_rl import Operation, ops
+from remote_rl import Operation
 from remote_rl.losses import LOSSES
 from remote_rl.protocol import Capabilities, ModelInfo, TokenizerFiles
 from remote_rl.types import (
@@ -23,7 +23,12 @@ from remote_rl.types import (
 )
 
 EVERYTHING = Capabilities(
-    operations=frozenset(ops.OPERATIONS),
+    operations={
+        *("forward", "forward_backward", "optim_step", "zero_grad", "snapshot", "save", "load"),
+        *("restore_snapshot", "drop_snapshot", "set_reference", "export"),
+        *("sync", "push", "generate", "pause", "resume", "reset_prefix_cache", "finish_session"),
+        "tokenizer",
+    },
     outputs=frozenset({"logprobs", "entropy"}),
     losses=frozenset(each.__name__ for each in LOSSES.values()),
     optimizers=frozenset({"AdamW"}),
@@ -31,6 +36,7 @@ EVERYTHING = Capabilities(
     sampling_outputs=frozenset({"logprobs"}),
     in_flight=frozenset({"keep", "wait", "abort"}),
     push_dtypes=frozenset({"float32"}),
+    policies=frozenset({"reference", "snapshot"}),
 )
 
 
@@ -152,6 +158,20 @@ class Double:
     async def snapshot(self, request: Any, context: Any) -> None:
         await self._enter("snapshot", request, request.name)
 
+    async def restore_snapshot(self, request: Any, context: Any) -> None:
+        await self._enter("restore_snapshot", request, request.name)
+        self._trainer = context.next_version
+
+    async def drop_snapshot(self, request: Any, context: Any) -> None:
+        await self._enter("drop_snapshot", request, request.name)
+
+    async def set_reference(self, request: Any, context: Any) -> None:
+        await self._enter("set_reference", request, request.source)
+
+    async def export(self, request: Any, context: Any) -> None:
+        await self._enter("export", request, request.name)
+        (context.directory / "weights").write_text(str(self._trainer))
+
     async def save(self, request: Any, context: Any) -> bool:
         await self._enter("save", request, request.name)
         (context.directory / "weights").write_text(str(self._trainer))
@@ -164,9 +184,17 @@ class Double:
     async def sync(self, request: Any, context: Any) -> SyncReceipt:
         await self._enter("sync", request, request.label)
         self._sampler = self._trainer
+        return self._receipt(request.label)
+
+    async def push(self, request: Any, context: Any) -> SyncReceipt:
+        await self._enter("push", request, request.label)
+        self._sampler = context.next_version
+        return self._receipt(request.label)
+
+    def _receipt(self, label: Any) -> SyncReceipt:
         return SyncReceipt(
             version=self._sampler,
-            label=request.label,
+            label=label,
             tensors=1,
             bytes=4,
             seconds=0.0,
@@ -193,8 +221,8 @@ class Double:
                     for wait in waits:
                         wait.cancel()
             sample = Sample(
-                tokens=[1, 2],
-                logprobs=[-0.5, -0.25],
+                tokens=[1, 2][: request.params.max_tokens],
+                logprobs=[-0.5, -0.25][: request.params.max_tokens],
                 finish_reason="abort" if context.cancelled else "stop",
                 first_version=self._sampler,
                 last_version=self._sampler,

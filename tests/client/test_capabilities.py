@@ -134,6 +134,18 @@ def _cases() -> Iterator[tuple[str, str, Call]]:
             name,
             lambda rl, batch, name=name: rl.weights.push({"w": np.zeros(1)}, name),
         )
+    for name, policy in (("reference", "reference"), ("snapshot", "a")):
+        yield (
+            "policies",
+            name,
+            lambda rl, batch, policy=policy: rl.training.forward(batch, policy=policy),
+        )
+    for name, source in (("reference", "base"), ("reference", "current"), ("snapshot", "a")):
+        yield (
+            "policies",
+            name,
+            lambda rl, batch, source=source: rl.training.set_reference(source),
+        )
     for name, held in TENSOR_DTYPES.items():
         tensor = Tensor(data=np.zeros(1, held), dtype=name)
         yield (

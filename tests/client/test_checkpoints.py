@@ -195,3 +195,17 @@ def test_a_checkpoint_of_another_model_is_refused(
     with pytest.raises(InvalidRequestError, match="the checkpoint is of another model"):
         other.training.load("a").result()
     assert logprobs(other, batch) == before
+
+
+def test_an_export_is_removed_by_its_kind(mocked: Session, tmp_path: Path) -> None:
+    mocked.training.save("final").result()
+    mocked.training.export("final").result()
+    with pytest.raises(ConflictError, match=r"first with training.delete\('final', kind='export'"):
+        mocked.training.export("final").result()
+    mocked.training.delete("final", kind="export").result()
+    with pytest.raises(InvalidRequestError, match="no export 'final'"):
+        mocked.training.delete("final", "export").result()
+    assert [info.name for info in mocked.training.checkpoints().result()] == ["final"]
+    mocked.training.export("final").result()
+    with pytest.raises(InvalidRequestError, match="did you mean 'export'"):
+        mocked.training.delete("final", "exprt")  # type: ignore[arg-type]

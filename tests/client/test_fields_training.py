@@ -102,10 +102,16 @@ def loaded(lab: Lab, options: dict[str, Any]) -> Any:
     return result.saved_version, stepped(lab, AdamW(lr=0.05))
 
 
-def deleted(lab: Lab, name: str) -> Any:
+def deleted(lab: Lab, options: dict[str, Any]) -> Any:
     two_checkpoints(lab)
-    lab.rl.training.delete(name).result()
-    return [info.name for info in lab.rl.training.checkpoints().result()]
+    lab.rl.training.delete(**options).result()
+    exports = [
+        isinstance(
+            outcome(lab.rl._submit("list_files", ListFiles(kind="export", name=name))), tuple
+        )
+        for name in "ab"
+    ]
+    return [info.name for info in lab.rl.training.checkpoints().result()], exports
 
 
 def exported(lab: Lab, name: str) -> Any:
@@ -171,7 +177,8 @@ PROOFS: dict[str, Proof] = {
     "Save.optimizer": Proof(saved, {"name": "a"}, {"name": "a", "optimizer": False}),
     "Load.name": Proof(loaded, {"name": "a"}, {"name": "b"}),
     "Load.optimizer": Proof(loaded, {"name": "b"}, {"name": "b", "optimizer": False}),
-    "Delete.name": Proof(deleted, "a", "b"),
+    "Delete.name": Proof(deleted, {"name": "a"}, {"name": "b"}),
+    "Delete.kind": Proof(deleted, {"name": "a"}, {"name": "a", "kind": "export"}),
     "Export.name": Proof(exported, "a", "b"),
     "Abandon.reason": Proof(abandoned, "one", "two"),
     "ListFiles.kind": Proof(listed, CHECKPOINT, {**CHECKPOINT, "kind": "export"}),

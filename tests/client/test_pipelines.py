@@ -148,15 +148,23 @@ def test_zero_grad_inside_the_pipeline(rl: Session, double: Double, batch: Batch
         failed.result()
 
 
-def test_a_failed_optim_step_dirties_too(rl: Session, double: Double, batch: Batch) -> None:
-    """Whether it has changed the weights can't be told, so the gradient is not used again."""
+def test_after_a_failed_optim_step_nobody_knows_the_weights(
+    rl: Session, double: Double, batch: Batch
+) -> None:
+    """Whether it has changed them can't be told, so they are not used under their old number."""
     double.faults["optim_step", 1] = BackendError("half a step")
     rl.training.forward_backward(batch, LOSS).result()
     with pytest.raises(BackendError, match="half a step"):
         rl.training.optim_step(STEP).result()
-    with pytest.raises(DirtyGradientsError) as caught:
-        rl.training.optim_step(STEP).result()
-    assert str(caught.value.__cause__) == "half a step"
+    rl.training.zero_grad().result()
+    for later in (
+        rl.training.forward_backward(batch, LOSS),
+        rl.training.forward(batch),
+        rl.weights.sync(),
+    ):
+        with pytest.raises(ConflictError, match="load, restore_snapshot or reset") as caught:
+            later.result()
+        assert str(caught.value.__cause__) == "half a step"
 
 
 def test_a_failed_forward_or_sync_dirties_nothing(

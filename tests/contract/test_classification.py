@@ -192,6 +192,16 @@ def test_requirements_name_what_a_backend_must_declare():
         return set(request_of(operation, **changes).requirements())
 
     assert needs("forward", outputs={"entropy"}) == {("output", "entropy")}
+    assert needs("forward", policy="reference") == {
+        ("output", "logprobs"),
+        ("policy", "reference"),
+    }
+    assert needs("forward", policy="before") == {("output", "logprobs"), ("policy", "snapshot")}
+    assert needs("set_reference", source="base") == {("policy", "reference")}
+    assert needs("set_reference", source="before") == {
+        ("policy", "reference"),
+        ("policy", "snapshot"),
+    }
     assert needs("forward_backward", loss=losses.PPO(entropy=losses.Entropy(0.1))) == {
         ("loss", "PPO"),
         ("output", "logprobs"),

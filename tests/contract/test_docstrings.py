@@ -1,5 +1,6 @@
 """What a user meets has a docstring, and the fields of a class are explained by name."""
 
+import builtins
 import inspect
 import re
 
@@ -41,6 +42,13 @@ def test_the_docstring_of_a_class_mentions_each_of_its_fields(name):
     words = set(re.findall(r"\w+", WITH_FIELDS[name].__doc__))
     fields = [field.name for field in attrs.fields(WITH_FIELDS[name])]
     assert [field for field in fields if field not in words] == []
+
+
+@pytest.mark.parametrize("module", [remote_rl, remote_rl.losses, remote_rl.errors])
+def test_an_import_of_everything_replaces_no_builtin(module):
+    assert not {name for name in module.__all__ if name[0] != "_"} & set(dir(builtins))
+    assert all(hasattr(module, name) for name in module.__all__)
+    assert remote_rl.losses.sum() == remote_rl.losses.token_sum()
 
 
 def test_reprs_and_tracebacks_show_the_public_module():

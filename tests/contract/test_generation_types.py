@@ -231,3 +231,13 @@ def test_unknown_and_missing_keywords_get_the_right_name(cls, wrong, right):
     first = next(field.name for field in attrs.fields(cls) if field.default is attrs.NOTHING)
     with pytest.raises(InvalidRequestError, match=f"{cls.__name__} needs '{first}'; pass {first}="):
         cls()
+
+
+@pytest.mark.parametrize("off", [0, -1, np.int64(-1)])
+def test_what_engines_call_no_top_k_hints_to_none(off):
+    with pytest.raises(InvalidRequestError, match=r"top_k must be .* >= 1, not .*; None leaves no"):
+        SamplingParams(max_tokens=1, top_k=off)
+    for other in (-2, 0.5, True, "all"):
+        with pytest.raises(InvalidRequestError, match=r"SamplingParams.top_k must be"):
+            SamplingParams(max_tokens=1, top_k=other)
+    assert not SamplingParams(max_tokens=1, top_k=None).truncates

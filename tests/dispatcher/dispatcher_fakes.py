@@ -108,6 +108,7 @@ class FakeBackend:
             sampling_outputs={"logprobs"},
             in_flight={"keep"},
             push_dtypes={"float32"},
+            policies={"reference", "snapshot"},
         )
         self.calls = []
         self.seeds = []
@@ -156,7 +157,9 @@ class FakeBackend:
         return TokenizerFiles(kind="bytes")
 
     async def forward(self, request, context):
-        result = Outputs(values={"logprobs": BATCH.mask}, version=context.version)
+        responses = request.batch.responses
+        zeros = responses.with_values(np.zeros(len(responses.values), np.float32))
+        result = Outputs(values=dict.fromkeys(request.outputs, zeros), version=context.version)
         return await self._do("forward", context, result)
 
     async def forward_backward(self, request, context):
@@ -192,6 +195,9 @@ class FakeBackend:
         )
         return await self._do("sync", context, result)
 
+    async def push(self, request, context):
+        raise NotImplementedError
+
     async def reset(self, request, context):
         return await self._do("reset", context)
 
@@ -225,6 +231,7 @@ class FakeBackend:
         prompt, index = divmod(index, request.params.n)
         return Sample(
             tokens=np.array([5, index]),
+            logprobs=np.zeros(2) if "logprobs" in request.params.outputs else None,
             finish_reason=reason,
             first_version=0,
             last_version=0,
@@ -284,6 +291,8 @@ class Talk:
     async def submit(self, operation, number, request=None, *, client="a", linger=0.0, **fields):
         """The answer as it stands at once, or when the operation has ended (linger)."""
         acknowledged = fields.pop("acknowledged", ())
+        if operation == "abort":  # called after all generates, unless the test says otherwise
+            fields.setdefault("generates_before", 2**31)
         return await self.dispatcher.handle(
             Submit(
                 operation=operation,

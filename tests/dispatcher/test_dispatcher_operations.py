@@ -38,13 +38,13 @@ def snapshot(number):
 # -- order and exactly once ---------------------------------------------------------------------
 
 
-@given(st.permutations(["snapshot", "zero_grad", "forward", "sync", "drop_snapshot"]))
+@given(st.permutations(["snapshot", "zero_grad", "forward", "sync", "set_reference"]))
 @in_loop
 async def test_operations_execute_by_number_whatever_the_arrival(operations):
     requests = {
         "snapshot": Snapshot(name="s"),
         "forward": Forward(batch=FORWARD_BACKWARD.batch),
-        "drop_snapshot": OPERATIONS["drop_snapshot"].request(name="s"),
+        "set_reference": OPERATIONS["set_reference"].request(source="base"),
     }
     numbers = {name: number for number, name in enumerate(sorted(operations), 1)}
     async with running() as talk:

@@ -409,6 +409,7 @@ async def test_save_list_load_delete(tmp_path):
         assert error.message == "there is no checkpoint 'one'; valid names are 'two'"
         error = await talk.error("load", 11, Load(name="two"))
         assert "holds no optimizer state; load it with optimizer=False" in error.message
+        assert "start='base' and load" in error.message  # what a connect(start=...) can do
         loaded = await talk.result("load", 12, Load(name="two", optimizer=False))
         assert (loaded.version, loaded.optimizer) == (4, False)
 

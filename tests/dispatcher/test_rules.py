@@ -13,9 +13,19 @@ from remote_rl.errors import (
     DirtyGradientsError,
     InvalidRequestError,
     OperationCancelled,
+    UnsupportedError,
 )
 from remote_rl.ops import OPERATIONS
-from remote_rl.requests import ForwardBackward, Request, Sync
+from remote_rl.requests import (
+    DropSnapshot,
+    Forward,
+    ForwardBackward,
+    Request,
+    RestoreSnapshot,
+    SetReference,
+    Snapshot,
+    Sync,
+)
 from remote_rl.types import Batch, Ragged
 
 BATCH = Batch(prompts=[[1]], prompt_index=[0], responses=[[2]], temperature=1.0)
@@ -157,19 +167,119 @@ def test_a_sync_of_weights_older_than_the_pushed_ones_is_refused():
     assert rules.version == 2
 
 
-def test_weights_that_a_failure_left_unknown_are_not_used():
-    rules = Rules()
-    row = OPERATIONS["load"]
-    rules.failed(row, InvalidRequestError("another shape"), began=True)  # refused, nothing changed
-    do(rules, "forward_backward", 0)
+#: what changes the trainer's weights
+CHANGING = [*ALWAYS, "optim_step"]
+#: what uses them
+USING = {
+    **dict.fromkeys(
+        ("forward_backward", "optim_step", "save", "sync", "snapshot", "export"), Request()
+    ),
+    "forward": Forward(batch=BATCH),
+    "set_reference": SetReference(source="current"),
+}
+
+
+def test_the_table_says_what_changes_the_trainers_weights():
+    reported = [name for name, row in OPERATIONS.items() if row.changes_weights == "reported"]
+    assert sorted(reported) == ["optim_step", "push"]  # push: the sampler's
+
+
+@pytest.mark.parametrize("operation", CHANGING)
+@pytest.mark.parametrize("recovery", ALWAYS)
+def test_weights_that_a_failure_left_unknown_are_not_used(operation, recovery):
+    rules, row = Rules(), OPERATIONS[operation]
+    for refusal in (InvalidRequestError, ConflictError, UnsupportedError):  # nothing changed
+        rules.failed(row, refusal("another shape"), began=True)
+    rules.failed(row, OperationCancelled("before it began"), began=False)
     do(rules, "zero_grad", 0)
+    do(rules, "forward_backward", 0)
     rules.failed(row, BackendError("disk gone"), began=True)
-    for name in ("forward", "forward_backward", "save", "sync", "snapshot", "export"):
-        with pytest.raises(ConflictError, match="weights are unknown") as caught:
-            do(rules, name, 0)
-        assert isinstance(caught.value.__cause__, BackendError)
-    do(rules, "restore_snapshot", 1)
+    do(rules, "zero_grad", 0)  # which mends the gradient, and not the weights
+    for name, request in USING.items():
+        with pytest.raises(
+            ConflictError, match=f"{name} refused: .* unknown since {operation}"
+        ) as caught:
+            do(rules, name, 0, request)
+        assert caught.value.__cause__.message == "disk gone"
+    for name, request in (
+        ("forward", Forward(batch=BATCH, policy="reference")),  # other weights
+        ("set_reference", SetReference(source="base")),
+        ("version", None),
+        ("checkpoints", None),
+    ):
+        do(rules, name, None, request)
+    do(rules, recovery, 1)
     do(rules, "forward_backward", 1)
+    do(rules, "optim_step", 2)
+
+
+def test_a_step_that_reports_another_version_leaves_the_weights_unknown():
+    rules, row = Rules(), OPERATIONS["optim_step"]
+    do(rules, "forward_backward", 0)
+    rules.admit(row, Request())
+    with pytest.raises(BackendError, match="reports weights of version 7") as caught:
+        rules.succeeded(row, Request(), 7)
+    rules.failed(row, caught.value, began=True)
+    with pytest.raises(ConflictError, match="weights are unknown"):
+        do(rules, "save")
+
+
+# -- snapshots ----------------------------------------------------------------------------------
+
+NAMING = [
+    ("restore_snapshot", lambda name: RestoreSnapshot(name=name), "name"),
+    ("drop_snapshot", lambda name: DropSnapshot(name=name), "name"),
+    ("set_reference", lambda name: SetReference(source=name), "source"),
+    ("forward", lambda name: Forward(batch=BATCH, policy=name), "policy"),
+]
+
+
+@pytest.mark.parametrize(("operation", "request_of", "field"), NAMING)
+def test_a_snapshot_is_known_by_its_name_from_its_taking_to_its_dropping(
+    operation, request_of, field
+):
+    rules = Rules()
+    with pytest.raises(InvalidRequestError, match="no snapshot 'before'; no name is valid here"):
+        do(rules, operation, None, request_of("before"))
+    do(rules, "snapshot", None, Snapshot(name="before"))
+    with pytest.raises(InvalidRequestError, match="'befor'; did you mean 'before'") as caught:
+        do(rules, operation, None, request_of("befor"))
+    assert caught.value.details == {"field": field}
+    do(rules, "load")  # which keeps them
+    do(rules, operation, None, request_of("before"))
+    if operation != "drop_snapshot":
+        do(rules, "drop_snapshot", None, DropSnapshot(name="before"))
+    with pytest.raises(InvalidRequestError, match="no snapshot 'before'"):
+        do(rules, operation, None, request_of("before"))
+
+
+@pytest.mark.parametrize(("operation", "request_of", "field"), NAMING)
+def test_a_reset_forgets_all_snapshots(operation, request_of, field):
+    rules = Rules()
+    do(rules, "snapshot", None, Snapshot(name="before"))
+    do(rules, "reset")
+    with pytest.raises(InvalidRequestError, match="no snapshot 'before'"):
+        do(rules, operation, None, request_of("before"))
+    do(rules, "snapshot", None, Snapshot(name="before"))
+
+
+def test_a_taken_name_is_a_conflict_and_a_failed_snapshot_takes_none():
+    rules, row, request = Rules(), OPERATIONS["snapshot"], Snapshot(name="before")
+    rules.admit(row, request)
+    rules.failed(row, BackendError("out of memory"), began=True)
+    do(rules, "snapshot", None, request)
+    with pytest.raises(ConflictError, match="a snapshot 'before' already; drop it first"):
+        do(rules, "snapshot", None, request)
+    do(rules, "drop_snapshot", None, DropSnapshot(name="before"))
+    do(rules, "snapshot", None, request)
+
+
+def test_the_names_that_are_not_snapshots_need_none():
+    rules = Rules()
+    for policy in ("current", "reference"):
+        do(rules, "forward", None, Forward(batch=BATCH, policy=policy))
+    for source in ("base", "current"):
+        do(rules, "set_reference", None, SetReference(source=source))
 
 
 @pytest.mark.parametrize("in_flight", ["keep", "wait", "abort"])

@@ -125,12 +125,29 @@ def test_listing_is_oldest_first_and_latest_is_the_last(store, monkeypatch):
 def test_delete_removes_it_and_leaves_nothing(store, tmp_path):
     save(store, "a")
     save(store, "b")
-    store.delete("a")
+    store.delete("checkpoint", "a")
     assert [info.name for info in store.checkpoints()] == ["b"]
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["checkpoints"]
     with pytest.raises(InvalidRequestError, match="no checkpoint 'a'; valid names are 'b'"):
-        store.delete("a")
+        store.delete("checkpoint", "a")
     assert save(store, "a").name == "a"
+
+
+@pytest.mark.parametrize("kind", ["checkpoint", "export"])
+def test_the_refusal_of_a_taken_name_says_what_helps(store, kind):
+    other = {"checkpoint": "export", "export": "checkpoint"}[kind]
+    for each in (kind, other):
+        finish(store, each, store.begin(each, "a"), "a")
+    with pytest.raises(ConflictError, match=r"first with training.delete\('a'.*\)") as caught:
+        store.begin(kind, "a")
+    assert ("kind='export'" in str(caught.value)) == (kind == "export")
+    store.delete(kind, "a")
+    with pytest.raises(InvalidRequestError, match=f"no {kind} 'a'"):
+        store.delete(kind, "a")
+    assert store.files(other, "a") is not None  # which stays
+    finish(store, kind, store.begin(kind, "a"), "a")
+    with pytest.raises(InvalidRequestError, match=f"no {kind} 'aa'; did you mean 'a'"):
+        store.delete(kind, "aa")
 
 
 @pytest.mark.parametrize("name", ["../outside", "..", "a/b", "/etc", ""])
@@ -141,7 +158,8 @@ def test_no_name_leads_out_of_the_directory(store, tmp_path, name):
     (tmp_path / "run" / "checkpoints").mkdir()
     for use in (
         lambda: store.checkpoint(name),
-        lambda: store.delete(name),
+        lambda: store.delete("checkpoint", name),
+        lambda: store.delete("export", name),
         lambda: store.begin("checkpoint", name),
         lambda: store.begin("export", name),
         lambda: store.files("checkpoint", name),
@@ -197,7 +215,7 @@ def test_a_damaged_checkpoint_is_named_and_hides_no_other(store, tmp_path, damag
         store.checkpoint("b")
     assert [info.name for info in store.checkpoints()] == ["a"]
     assert store.latest() == "a"
-    store.delete("b")
+    store.delete("checkpoint", "b")
     save(store, "b")
     assert store.latest() == "b"
 

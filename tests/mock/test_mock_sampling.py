@@ -11,7 +11,6 @@ from mock_workload import Run, running
 
 from backends.mock.sampling_math import StopStrings, draw, truncated, uniform
 from remote_rl.byte_tokenizer import ByteTokenizer
-from remote_rl.errors import InvalidRequestError
 from remote_rl.types import Batch, Group
 
 TOKENS = ByteTokenizer()
@@ -285,15 +284,3 @@ def test_uniform_numbers_are_uniform_and_independent() -> None:
 
 
 # -- refusals -------------------------------------------------------------------------------------
-
-
-@running
-async def test_ids_and_lengths_beyond_the_model_are_refused_before_any_work() -> None:
-    run = await Run(context_length=8).start()
-    with pytest.raises(InvalidRequestError, match=r"token 1 of row 1 of prompts is 13"):
-        await run.generate([[1], [1, 13]], max_tokens=2)
-    with pytest.raises(InvalidRequestError, match=r"stop_token_ids holds 99"):
-        await run.generate([[1]], max_tokens=2, stop_token_ids=(99,))
-    with pytest.raises(InvalidRequestError, match=r"prompt 1 has 3 tokens"):
-        await run.generate([[1], [1, 2, 3]], max_tokens=6)
-    assert len(await run.generate([[1], [1, 2]], max_tokens=6)) == 2

@@ -11,7 +11,7 @@ import pytest
 from mock_workload import Run, example_batch, running
 
 from remote_rl import losses
-from remote_rl.errors import ConflictError, InvalidRequestError
+from remote_rl.errors import InvalidRequestError
 from remote_rl.types import AdamW, Batch
 
 STEP = AdamW(lr=0.05)
@@ -76,8 +76,6 @@ async def test_zero_grad_discards() -> None:
     run = await Run().start()
     await run.do("forward_backward", batch=example_batch(seed=1), loss=losses.CrossEntropy())
     await run.do("zero_grad")
-    with pytest.raises(ConflictError, match="needs a gradient"):
-        await run.do("optim_step", optimizer=STEP)
     other = await Run().start()
     assert (await train(run)).grad_norm == (await train(other)).grad_norm
     assert same(weights(run), weights(other))
@@ -126,8 +124,6 @@ async def test_cotangents_give_the_gradient_of_the_loss_they_come_from() -> None
     one = await train(run, loss=cotangents)
     two = await train(other, loss=loss)
     assert one.grad_norm == pytest.approx(two.grad_norm, rel=1e-5)
-    with pytest.raises(ConflictError, match="taken at version 0, but the weights are at version 1"):
-        await run.do("forward_backward", batch=batch, loss=cotangents)
 
 
 @running
@@ -187,36 +183,16 @@ async def test_snapshots_and_reference() -> None:
     assert await logprobs("first") == trained
     await run.do("set_reference", source="first")
     assert await logprobs("reference") == trained
-    with pytest.raises(ConflictError, match="a snapshot 'first' already"):
-        await run.do("snapshot", name="first")
     await run.do("forward_backward", batch=batch, loss=losses.CrossEntropy())
     await run.do("restore_snapshot", name="first")
     assert (await logprobs("current"))[0] == run.version == 3
     assert (await logprobs("current"))[1] == trained[1]
-    with pytest.raises(ConflictError, match="needs a gradient"):
-        await run.do("optim_step", optimizer=STEP)
     await run.do("drop_snapshot", name="first")
     assert await logprobs("reference") == trained
-    with pytest.raises(InvalidRequestError, match="no snapshot 'first'"):
-        await logprobs("first")
     await run.do("set_reference", source="current")
     assert await logprobs("reference") == await logprobs("current")
     await run.do("set_reference", source="base")
     assert await logprobs("reference") == base
-
-
-@running
-async def test_an_unknown_snapshot_is_refused_with_the_nearest() -> None:
-    run = await Run().start()
-    await run.do("snapshot", name="before")
-    for name, fields in (
-        ("restore_snapshot", {"name": "befor"}),
-        ("drop_snapshot", {"name": "befor"}),
-        ("set_reference", {"source": "befor"}),
-        ("forward", {"batch": example_batch(), "policy": "befor"}),
-    ):
-        with pytest.raises(InvalidRequestError, match="no snapshot 'befor'; did you mean 'before'"):
-            await run.do(name, **fields)
 
 
 @running
@@ -230,8 +206,6 @@ async def test_reset_is_a_new_run_under_a_later_version() -> None:
     assert run.version == 2
     assert run.backend.sampler_version() == (2, None)
     assert same(weights(run), weights(fresh))
-    with pytest.raises(InvalidRequestError, match="no snapshot"):
-        await run.do("drop_snapshot", name="kept")
     one, two = await train(run, seed=4), await train(fresh, seed=4)
     assert (one.grad_norm, one.version) == (two.grad_norm, 3)
     assert same(weights(run), weights(fresh))
@@ -240,23 +214,6 @@ async def test_reset_is_a_new_run_under_a_later_version() -> None:
         reference.logprobs
         == (await fresh.do("forward", batch=example_batch(), policy="reference")).logprobs
     )
-
-
-@running
-async def test_ids_and_lengths_beyond_the_model_are_refused() -> None:
-    run = await Run(context_length=8).start()
-    responses = [[1, 2], [3, 13]]
-    wrong = [
-        ([[1]], responses, r"token 1 of row 1 of Batch.responses is 13"),
-        ([[20]], [[1], [2]], r"token 0 of row 0 of Batch.prompts is 20"),
-        ([[1, 2, 3, 4]], [[1], [1] * 5], r"prompt and response of row 1 have 9 tokens"),
-    ]
-    for prompts, rows, message in wrong:
-        batch = Batch(prompts=prompts, prompt_index=[0, 0], responses=rows, temperature=1.0)
-        with pytest.raises(InvalidRequestError, match=message):
-            await run.do("forward", batch=batch)
-        with pytest.raises(InvalidRequestError, match=message):
-            await run.do("forward_backward", batch=batch, loss=losses.CrossEntropy())
 
 
 @running

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.metadata
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,48 +77,89 @@ def test_no_module_imports_a_heavy_package_when_it_is_imported(package: str) -> 
         assert not heavy, f"{path.relative_to(SOURCE)} imports {heavy} at import time"
 
 
-STATIONS = {
-    # station: what of remote_rl it may import (relative imports, by first name)
+CONTRACT = ("errors", "types", "losses", "requests", "protocol", "run_info", "ops", "messages")
+#: every module and folder of remote_rl, and what of the others it may import, in this order
+STATIONS: dict[str, set[str]] = {
+    "__about__": set(),
+    "errors": set(),
+    "progress_line": set(),
     "types": {"errors"},
     "losses": {"errors", "types"},
-    "wire": {"errors", "types", "losses", "messages", "ops", "protocol", "run_info", "requests"},
-    "dispatcher": {
-        *("errors", "types", "losses", "messages", "ops", "protocol", "run_info", "requests"),
-        "__about__",
+    "requests": {"errors", "types", "losses"},
+    "byte_tokenizer": {"errors", "types"},
+    "protocol": {"errors", "types", "requests"},
+    "run_info": {"types", "protocol"},
+    "ops": {"types", "requests", "protocol", "run_info"},
+    "messages": {"errors", "types", "requests", "run_info"},
+    "registry": {"errors", "protocol"},
+    "wire": set(CONTRACT),
+    "dispatcher": {*CONTRACT, "__about__"},
+    "transports": {"errors", "requests", "messages", "wire", "dispatcher"},
+    "server": {"errors", "messages", "wire", "dispatcher", "transports", "registry"}
+    | {"progress_line"},
+    "client": {*CONTRACT, "byte_tokenizer", "progress_line", "registry", "dispatcher"}
+    | {"transports"},
+    "commands": {"errors", "run_info", "messages", "transports", "server"},
+    "cli": {"__about__", "errors", "commands"},
+    "__main__": {"cli"},
+    "__init__": {
+        *("__about__", "errors", "types", "losses", "byte_tokenizer", "protocol", "run_info"),
+        *("messages", "client"),
     },
-    "client": {
-        *("errors", "types", "losses", "messages", "ops", "protocol", "run_info", "requests"),
-        *("byte_tokenizer", "progress_line", "registry", "transports", "dispatcher"),
-    },
-    "transports": {"errors", "messages", "requests", "wire", "dispatcher"},
-    "server": {
-        *("errors", "messages", "requests", "transports", "wire", "dispatcher", "registry"),
-        "progress_line",
-    },
-    "commands": {"errors", "run_info", "messages", "transports", "server", "__about__"},
 }
 
 
-@pytest.mark.parametrize("station", sorted(STATIONS))
+def stations_imported(path: Path) -> set[str]:
+    """What of remote_rl outside its own station a module imports, anywhere in it."""
+    depth = len(path.relative_to(SOURCE / "remote_rl").parts)
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level >= depth:
+            top = [node.module] if node.module else [alias.name for alias in node.names]
+            names.update(name.split(".")[0] for name in top)
+    return names
+
+
+@pytest.mark.parametrize("station", STATIONS)
 def test_a_station_imports_only_what_lies_below_it(station: str) -> None:
-    for path in modules_of(f"remote_rl/{station}"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, ast.ImportFrom) or node.level < 2:
-                continue
-            names = (
-                {alias.name for alias in node.names}
-                if node.module is None
-                else {node.module.split(".")[0]}
-            )
-            assert names <= STATIONS[station], f"{path.relative_to(SOURCE)} imports {names}"
+    folder = SOURCE / "remote_rl" / station
+    paths = modules_of(f"remote_rl/{station}") if folder.is_dir() else [folder.with_suffix(".py")]
+    for path in paths:
+        crossing = stations_imported(path) - STATIONS[station]
+        assert not crossing, f"{path.relative_to(SOURCE)} imports {crossing}"
+        named = imported_names(path, at_import_time=False)
+        assert "remote_rl" not in named, f"{path.relative_to(SOURCE)}: write relative imports"
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
+def test_every_module_has_its_station_and_the_stations_have_one_order() -> None:
+    found = {path.relative_to(SOURCE / "remote_rl").parts[0] for path in modules_of("remote_rl")}
+    assert {name.removesuffix(".py") for name in found} == set(STATIONS)
+    below: set[str] = set()
+    for station, allowed in STATIONS.items():
+        assert allowed <= below, f"{station} may import {allowed - below}, which come after it"
+        below.add(station)
+
+
+def test_the_page_for_contributors_names_the_stations_in_that_order() -> None:
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    _, _, table = page.partition("| station | what it holds |\n|---|---|\n")
+    rows = table.partition("\n\n")[0].splitlines()
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert named == [name for name in STATIONS if not name.startswith("__")]
+
+
+@pytest.mark.parametrize(
+    ("imported", "forbidden"),
+    [
+        ("remote_rl, backends.mock", (*HEAVY, "aiohttp", "matplotlib")),
+        ("remote_rl.cli, remote_rl.server.serve, backends.mock.backend", HEAVY),
+    ],
+)
+def test_importing_the_package_loads_nothing_heavy(
+    imported: str, forbidden: tuple[str, ...]
+) -> None:
     script = (
-        "import sys, remote_rl, backends.mock\n"
-        f"loaded = [name for name in {HEAVY!r} if name in sys.modules]\n"
-        "slow = [name for name in ('aiohttp', 'matplotlib') if name in sys.modules]\n"
-        "print(loaded + slow)"
+        f"import sys, {imported}\nprint([name for name in {forbidden!r} if name in sys.modules])"
     )
     result = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
@@ -151,11 +193,37 @@ def test_modules_stay_small_enough_to_read() -> None:
             assert lines <= 330, f"{path.relative_to(SOURCE)} has {lines} lines; split it"
 
 
-def test_every_module_says_what_it_is() -> None:
+#: how the docstring of a module begins, by the longest folder or module that holds it
+FIRST_WORDS = {
+    "remote_rl": "Contract",
+    "remote_rl/__init__": "Package",
+    "remote_rl/__main__": "Command line",
+    "remote_rl/cli": "Command line",
+    "remote_rl/client": "Client",
+    "remote_rl/commands": "Command line",
+    "remote_rl/dispatcher": "Dispatcher",
+    "remote_rl/losses": "Losses",
+    "remote_rl/progress_line": "Terminal",
+    "remote_rl/registry": "Registry",
+    "remote_rl/server": "Server",
+    "remote_rl/transports": "Transport",
+    "remote_rl/wire": "Wire",
+    "backends": "Package",
+    "backends/mock": "Mock backend",
+    "shims": "Package",
+    "shims/verl": r"Shim \(loop side, above the client\)",
+}
+
+
+def test_every_module_says_what_it_is_and_what_it_imports() -> None:
     for package in ("remote_rl", "backends", "shims"):
         for path in modules_of(package):
-            docstring = ast.get_docstring(ast.parse(path.read_text()))
-            assert docstring, f"{path.relative_to(SOURCE)} has no docstring"
+            place = path.relative_to(SOURCE).with_suffix("").as_posix()
+            holders = [name for name in FIRST_WORDS if f"{place}/".startswith(f"{name}/")]
+            words = FIRST_WORDS[max(holders, key=len)]
+            docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+            assert re.match(rf"{words}: \S", docstring), f"{place} does not begin {words!r}: ..."
+            assert "import" in docstring.lower(), f"{place} does not say what it imports"
 
 
 def test_few_packages_are_required() -> None:
