@@ -14,6 +14,7 @@ from remote_rl.ops import OPERATIONS
 from remote_rl.types.fields import (
     as_tuple,
     each,
+    instance_of,
     integer,
     number,
     one_of,
@@ -137,6 +138,7 @@ class MockConfig:
     latency: seconds that operations take beside their work, one number for every operation or
     a mapping of LATENCY_KEYS; "token" is for each step of a generate.
     faults: failures on purpose, `Fault` objects or mappings of their fields.
+    call_log: a list of the caller's, to which every `journal.Call` is appended as it happens.
     """
 
     model: str = attrs.field(default="mock", validator=text())
@@ -164,6 +166,9 @@ class MockConfig:
     )
     faults: tuple[Fault, ...] = attrs.field(
         default=(), converter=_as_faults, validator=_check_faults
+    )
+    call_log: list[Any] | None = attrs.field(
+        default=None, repr=False, validator=optional(instance_of(list))
     )
 
     def __attrs_post_init__(self) -> None:

@@ -63,14 +63,15 @@ class Journal:
         scheduling = dict(scheduling_fields(request))
 
         def log(event: Literal["started", "ended", "failed"]) -> None:
-            self._calls.append(
-                Call(
-                    operation=name,
-                    event=event,
-                    request_id=context.request_id,
-                    scheduling=scheduling,
-                )
+            call = Call(
+                operation=name,
+                event=event,
+                request_id=context.request_id,
+                scheduling=scheduling,
             )
+            self._calls.append(call)
+            if self._config.call_log is not None:
+                self._config.call_log.append(call)
 
         log("started")
         try:

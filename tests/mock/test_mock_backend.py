@@ -274,3 +274,14 @@ def test_an_aborted_session_generate_returns_what_it_has() -> None:
         rl.sampling.abort().result()
         ((sample,),) = operation.result()
     assert sample.finish_reason == "abort"
+
+
+def test_a_call_log_may_be_given() -> None:
+    log: list[Any] = []
+    with connect("mock", call_log=log) as rl:
+        rl.sampling.generate([[1]], SamplingParams(max_tokens=1, priority=5)).result()
+    generates = [call for call in log if call.operation == "generate"]
+    assert [call.event for call in generates] == ["started", "ended"]
+    assert generates[0].scheduling["priority"] == 5
+    with pytest.raises(InvalidRequestError, match="call_log"):
+        create(call_log="log")
