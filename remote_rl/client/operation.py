@@ -106,6 +106,12 @@ class Call:
             self.connection.failures.observe_before(self)
         raise error.copy() if isinstance(error, RemoteRLError) else error
 
+    def own_outcome(self) -> Any:
+        """Waits for the end and gives the outcome of this call alone: other operations' failures
+        are for the caller to hear."""
+        concurrent.futures.wait([self.future])
+        return self.outcome()
+
     def _converted(self) -> Any:
         # on the caller's thread, once: on the loop, a long conversion would hold up the lease
         with self.converting:

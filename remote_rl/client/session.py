@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ..errors import ConflictError, InvalidRequestError
+from ..errors import ConflictError, InvalidRequestError, RemoteRLError
 from ..ops import Stream
 from ..progress_line import ProgressLine
 from ..requests import Half, Info, Reset, Sleep, Tokenizer, Wake
@@ -170,8 +170,10 @@ class Session(Face):
     def _is_paused(self) -> bool:
         """Asks the run, without raising what else may have failed."""
         call = self._submit("info", Info())._call
-        concurrent.futures.wait([call.future])
-        return call.error is None and bool(call.outcome().paused)
+        try:
+            return bool(call.own_outcome().paused)
+        except RemoteRLError:  # the run is gone, and with it all that was waited for
+            return False
 
     def __enter__(self) -> Self:
         return self
