@@ -1,7 +1,10 @@
-"""Shim (loop side, above the client): verl's jagged tensor dicts to `Batch`, and outputs back.
+"""Shim (loop side, above the client): verl's tensor dicts to `Batch`, and outputs back.
 
 Imports torch, tensordict and remote_rl. Values are moved, never recomputed: tokens, masks and
-logprobs that verl hands over are the ones that are sent.
+logprobs that verl hands over are the ones that are sent. verl has two layouts, told apart by
+`attention_mask` [B, P + R], which only the padded one has: jagged rows (the V1 trainer), or dense
+ones, prompts padded on the left, responses and per-token fields on the right (the trainer before
+it, which the RemoteBackend seam came with).
 """
 
 from __future__ import annotations
@@ -30,9 +33,9 @@ _TRAINING_FIELDS = {
 def to_batch(data: TensorDict, *, training: bool = False) -> Batch:
     """The rows of `data`, equal prompts sent once.
 
-    data: `prompts` [B, P], `responses`, `response_mask` [B, R], all jagged, and `temperature`, one
-    for all or [B]; for training also `advantages`, `old_log_probs` and, where verl has computed
-    them, `ref_log_prob` and `rollout_is_weights` [B, R].
+    data: `prompts` [B, P], `responses`, `response_mask` [B, R] in one of verl's two layouts, and
+    `temperature`, one for all or [B]; for training also `advantages`, `old_log_probs` and, where
+    verl has computed them, `ref_log_prob` and `rollout_is_weights` [B, R].
     """
     _refuse_attachments(data)
     rows = data.batch_size[0]
@@ -54,12 +57,26 @@ def to_batch(data: TensorDict, *, training: bool = False) -> Batch:
 
 
 def ragged(data: TensorDict, name: str) -> Ragged:
-    """One field as rows, whether torch holds it jagged, strided or, all rows being equally long,
-    dense."""
+    """One field as rows without padding, whether torch holds it jagged, strided, dense beside
+    `attention_mask` or, all rows being equally long, dense alone."""
     tensor = data[name]
     if tensor.is_nested and tensor.layout is not torch.jagged:
         return Ragged.from_rows(list(tensor.unbind()), what=name)
+    if not tensor.is_nested and "attention_mask" in data:
+        return Ragged.from_padded(tensor.numpy(), _real_tokens(data, name).numpy())
     return Ragged.of(tensor, what=name)
+
+
+def _real_tokens(data: TensorDict, name: str) -> torch.Tensor:
+    mask, prompts = data["attention_mask"], data["prompts"].shape[1]
+    real = mask[:, :prompts] if name == "prompts" else mask[:, prompts:]
+    if real.shape != data[name].shape:
+        raise errors.InvalidRequestError(
+            f"verl sent {name} of shape {tuple(data[name].shape)} with an attention_mask of shape "
+            f"{tuple(mask.shape)} for prompts of width {prompts}; the shim reads verl 0.9.1's "
+            "jagged rows, and the padded ones of its branch release/v0.7.1"
+        )
+    return real.bool()
 
 
 def to_sequences(values: Ragged, batch_prompts: Ragged) -> torch.Tensor:

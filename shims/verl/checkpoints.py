@@ -1,11 +1,12 @@
 """Shim (loop side, above the client): verl's checkpoint folders, kept by the server.
 
-Imports verl's retention rule and remote_rl. The weights stay in the server's checkpoint_dir, which
-may be another file system; a small manifest under verl's `local_path` names them.
+Imports torch, verl's retention rule and remote_rl. The weights stay in the server's checkpoint_dir,
+which may be another file system; a small manifest under verl's `local_path` names them.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from verl.utils.checkpoint.checkpoint_manager import BaseCheckpointManager
 
 from remote_rl import Session, errors
@@ -25,11 +27,13 @@ _FORMAT = 1
 class Checkpoints:
     """Saves and loads by verl's `local_path`.
 
-    section: verl's `actor.checkpoint` configuration.
+    section: verl's `actor.checkpoint` configuration. random_state: whether `extra` holds the state
+    of this process's torch too, as it does in verl; a loss that runs here may draw from it.
     """
 
-    def __init__(self, session: Session, section: Any) -> None:
+    def __init__(self, session: Session, section: Any, *, random_state: bool = False) -> None:
         self._session = session
+        self._random_state = random_state
         self._save_contents = list(section.save_contents)
         self._load_contents = list(section.load_contents)
         self._retention = _Retention(self._forget)
@@ -46,6 +50,9 @@ class Checkpoints:
         metadata: dict[str, Any] = {"framework": "verl", "global_step": global_step}
         if "extra" in self._save_contents:
             metadata["lr_schedule"] = dict(schedule)
+            if self._random_state:
+                state = torch.get_rng_state().numpy().tobytes()
+                metadata["random_state"] = base64.b64encode(state).decode("ascii")
         with_optimizer = "optimizer" in self._save_contents
         self._session.training.save(name, metadata=metadata, optimizer=with_optimizer).result()
         _write(folder, {"checkpoint": name, "global_step": global_step})
@@ -67,8 +74,13 @@ class Checkpoints:
         loaded = self._session.training.load(
             manifest["checkpoint"], optimizer=with_optimizer
         ).result()
+        if "extra" not in self._load_contents:
+            return None
+        state = loaded.metadata.get("random_state")
+        if self._random_state and state is not None:
+            torch.set_rng_state(torch.tensor(list(base64.b64decode(state)), dtype=torch.uint8))
         schedule: Mapping[str, Any] | None = loaded.metadata.get("lr_schedule")
-        return schedule if "extra" in self._load_contents else None
+        return schedule
 
     def _forget(self, local_path: str) -> None:
         folder = Path(local_path)

@@ -1,135 +1,154 @@
-"""Shim (loop side, above the client): verl's configuration checked; the shim's own options.
+"""Shim (loop side, above the client): verl's configuration, checked before anything starts.
 
-Imports attrs, omegaconf, remote_rl and the key tables.
+Imports verl, omegaconf, remote_rl and the table of keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.utils.import_utils import import_external_libs
 
 from remote_rl import errors
-from remote_rl.types.fields import flag, integer, optional, text
 
-from . import NAME
-from .keys import SECTIONS, SINGLE_KEYS, Only
+from . import ASYNC_NAME, NAME
+from .keys import CLOSED, TABLE, find, plain, sections, siblings
 from .losses import check_loss
 from .optimizer import constants
+from .options import PATH, Options
+from .rules import SEPARATE_ASYNC, SYNC, Not, Only, Rule, in_mode
 
-_OPTIONS_PATH = f"actor_rollout_ref.rollout.engine_kwargs.{NAME}"
-_MISSING = object()
+__all__ = ["Options", "check", "check_keys"]
 
+_ACTOR = "actor_rollout_ref.actor"
+_CORRECTION = "algorithm.rollout_correction"
+_ROLLOUT = "actor_rollout_ref.rollout"
 
-@attrs.frozen(kw_only=True)
-class Options:
-    """The shim's own options, under `actor_rollout_ref.rollout.engine_kwargs.remote_rl`.
-
-    url: of the server. model: the name that the server must report, None accepts any.
-    start: what a new training starts from: "base", "current" or a checkpoint's name on the server
-    (a verl checkpoint found by `trainer.resume_mode` is loaded on top of it).
-    takeover: revoke another driver's lease. generation_attempts: tries of one generation before
-    the training is stopped. handle: set by the trainer for the members, never by the user.
-    """
-
-    url: str = attrs.field(validator=text())
-    model: str | None = attrs.field(default=None, validator=optional(text()))
-    start: str = attrs.field(default="base", validator=text())
-    takeover: bool = attrs.field(default=False, validator=flag())
-    generation_attempts: int = attrs.field(default=3, validator=integer(minimum=1))
-    handle: Mapping[str, Any] | None = None
-
-    @classmethod
-    def of(cls, rollout: Any) -> Options:
-        """From verl's rollout section (an OmegaConf node or its dataclass)."""
-        given = rollout.engine_kwargs.get(NAME)
-        if isinstance(given, DictConfig):
-            given = OmegaConf.to_container(given, resolve=True)
-        if not given or not given.get("url"):
-            raise errors.InvalidRequestError(
-                f"{_OPTIONS_PATH}.url is missing; give the address that `remote-rl serve` printed"
-            )
-        known = [field.name for field in attrs.fields(cls)]
-        for name in given:
-            if name not in known:
-                raise errors.InvalidRequestError(
-                    f"{_OPTIONS_PATH}.{name} does not exist; {errors.nearest(name, known)}"
-                )
-        return cls(**given)
+Table = Mapping[str, Rule]
+_Leaf = tuple[str, DictConfig, str]
 
 
-def check(config: DictConfig) -> Options:
+@attrs.frozen
+class _Refusal:
+    path: str
+    value: Any
+    because: str
+
+    def __str__(self) -> str:
+        return f"{self.path}={self.value!r} is not supported with {NAME}: {self.because}"
+
+
+def check(config: DictConfig, table: Table = TABLE) -> Options:
     """All that can be refused before anything starts; returns the shim's options.
 
+    config: verl's whole configuration. table: what is known of its keys.
     Raises `UnsupportedError` or `InvalidRequestError`, each naming verl's own key.
     """
     # such a library may register losses of its own
     import_external_libs(config.actor_rollout_ref.model.get("external_lib"))
-    check_keys(config)
+    check_keys(config, table)
     for refuse in (
-        _check_critic,
+        _check_advantages,
         _check_checkpoint_contents,
+        _check_correction,
+        _check_model_overrides,
         _check_reward_model,
         _check_rollout,
-        _check_advantages,
     ):
         refuse(config)
     actor = config.actor_rollout_ref.actor
     check_loss(actor)
     constants(actor.optim)
-    return Options.of(config.actor_rollout_ref.rollout)
+    options = Options.of(config.actor_rollout_ref.rollout)
+    if options.handle is not None:
+        raise errors.InvalidRequestError(
+            f"{PATH}.handle is written by the trainer when it attaches; leave it out"
+        )
+    return options
 
 
-def check_keys(config: DictConfig) -> None:
-    """Refuses keys that no table knows and values that the shim can't honour."""
-    for path, only in _rules(config):
-        value = OmegaConf.select(config, path, default=_MISSING)
-        if value is _MISSING or _plain(value) in only.values:
+def check_keys(config: DictConfig, table: Table = TABLE) -> None:
+    """Refuses values that can't be honoured, all of them in one error, then unknown keys."""
+    leaves = list(_leaves(config, sections(table)))
+    refusals = list(_refusals(leaves, table, mode_of(config)))
+    if refusals:
+        first, others = refusals[0], refusals[1:]
+        also = "".join(f"; also {each}" for each in others)
+        raise errors.UnsupportedError(f"{first}{also}", key=first.path)
+    estimators = {each.value for each in AdvantageEstimator}
+    own_estimator = str(config.algorithm.adv_estimator) not in estimators
+    for path, _, _ in leaves:
+        section = path.partition(".")[0]
+        if find(path, table) is not None or section not in CLOSED:
             continue
-        legal = " or ".join(map(repr, only.values))
+        if section == "algorithm" and own_estimator:
+            continue  # an advantage estimator that the user registered reads its own keys there
         raise errors.UnsupportedError(
-            f"{path}={value!r} is not supported by trainer mode {NAME!r}: {only.because}; "
-            f"set it to {legal}",
+            f"{path} is not known to {NAME}; "
+            f"{errors.nearest(path.rpartition('.')[2], siblings(path, table))}, or leave it out",
             key=path,
         )
 
 
-def _rules(config: DictConfig) -> Iterator[tuple[str, Only]]:
-    yield from SINGLE_KEYS.items()
-    for path, section in SECTIONS.items():
-        for key in OmegaConf.select(config, path, default={}):
-            rule = section.get(key)
-            if rule is None:
-                raise errors.UnsupportedError(
-                    f"{path}.{key} is not known to trainer mode {NAME!r}; "
-                    f"{errors.nearest(key, section)}, or leave it out",
-                    key=f"{path}.{key}",
-                )
-            if isinstance(rule, Only):
-                yield f"{path}.{key}", rule
+def mode_of(config: DictConfig) -> str:
+    """verl's name of the mode that the shim's trainer mode stands for."""
+    given = OmegaConf.select(config, "trainer.v1.trainer_mode", default=None)
+    return SEPARATE_ASYNC if given in (ASYNC_NAME, SEPARATE_ASYNC) else SYNC
 
 
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, (ListConfig, list)) else value
+def _refusals(leaves: Iterable[_Leaf], table: Table, mode: str) -> Iterator[_Refusal]:
+    for path, node, name in leaves:
+        rule = find(path, table)
+        rule = None if rule is None else in_mode(rule, mode)
+        if not isinstance(rule, (Only, Not)):
+            continue
+        value = _value(node, name)
+        if (plain(value) in rule.values) is isinstance(rule, Only):
+            continue
+        advice = ""
+        if isinstance(rule, Only):
+            legal = " or ".join(map(repr, rule.values))
+            advice = f"; set it to {legal}" if legal else "; leave it out"
+        yield _Refusal(path, value, rule.because + advice)
 
 
-def _check_critic(config: DictConfig) -> None:
-    if config.critic.enable:
-        _refuse("critic.enable", True, "a run holds one model, the policy; set it to False")
-    if config.critic.enable is None and config.algorithm.adv_estimator == "gae":
+def _leaves(node: DictConfig, inner: Collection[str], path: str = "") -> Iterator[_Leaf]:
+    """(path, node that holds it, name) of all that is no section of the table (`inner`)."""
+    for name in node:
+        below = f"{path}.{name}" if path else str(name)
+        if below not in inner:
+            yield below, node, str(name)
+            continue
+        section = _value(node, str(name), plainly=False)
+        if isinstance(section, DictConfig):
+            yield from _leaves(section, inner, below)
+        elif section is not None:  # None: the section is absent
+            raise errors.InvalidRequestError(f"{below} must be a section, not {section!r}")
+
+
+def _value(node: DictConfig, name: str, plainly: bool = True) -> Any:
+    if OmegaConf.is_missing(node, name):
+        return "???"
+    value = node[name]
+    if plainly and OmegaConf.is_config(value):
+        return OmegaConf.to_container(value, resolve=True)
+    return value
+
+
+def _check_advantages(config: DictConfig) -> None:
+    estimator = config.algorithm.adv_estimator
+    critic = OmegaConf.select(config, "critic.enable", default=None)
+    if critic is None and estimator == "gae":
         _refuse(
             "algorithm.adv_estimator",
             "gae",
             "it needs a critic and a run holds one model, the policy; set grpo or another "
             "estimator without values",
         )
-
-
-def _check_advantages(config: DictConfig) -> None:
-    estimator = config.algorithm.adv_estimator
     if "optimal_token_baseline" in str(estimator):
         _refuse(
             "algorithm.adv_estimator", estimator, "no backend declares the output sum_pi_squared"
@@ -139,7 +158,7 @@ def _check_advantages(config: DictConfig) -> None:
 def _check_checkpoint_contents(config: DictConfig) -> None:
     checkpoint = config.actor_rollout_ref.actor.checkpoint
     for key in ("save_contents", "load_contents"):
-        path = f"actor_rollout_ref.actor.checkpoint.{key}"
+        path = f"{_ACTOR}.checkpoint.{key}"
         contents = list(checkpoint[key])
         for name in contents:
             if name not in ("model", "optimizer", "extra"):
@@ -148,9 +167,44 @@ def _check_checkpoint_contents(config: DictConfig) -> None:
             _refuse(path, contents, "a server's checkpoint always holds the model; add 'model'")
 
 
+def _check_correction(config: DictConfig) -> None:
+    """What verl's V1 trainer would not apply, and not say so."""
+    correction = config.algorithm.get("rollout_correction") or {}
+    logprobs = config.actor_rollout_ref.rollout.calculate_log_probs
+    bypass = correction.get("bypass_mode")
+    own_loss = config.actor_rollout_ref.actor.policy_loss.loss_mode == "bypass_mode"
+    if bypass and not logprobs:
+        _refuse(f"{_CORRECTION}.bypass_mode", True, f"set {_ROLLOUT}.calculate_log_probs=True")
+    for key in ("rollout_is", "rollout_rs"):
+        value = correction.get(key)
+        if value is None:
+            continue
+        if not logprobs:
+            _refuse(f"{_CORRECTION}.{key}", value, f"set {_ROLLOUT}.calculate_log_probs=True")
+        if bypass and not own_loss:
+            _refuse(
+                f"{_CORRECTION}.{key}",
+                value,
+                "verl's V1 trainer does not read it in bypass mode; set "
+                f"{_ACTOR}.policy_loss.loss_mode=bypass_mode and give it under "
+                f"{_ACTOR}.policy_loss.rollout_correction, or leave it out",
+            )
+
+
+def _check_model_overrides(config: DictConfig) -> None:
+    for key, value in (config.actor_rollout_ref.model.get("override_config") or {}).items():
+        if key != "attn_implementation":  # another way to the same values
+            _refuse(
+                f"actor_rollout_ref.model.override_config.{key}",
+                value,
+                "it changes the model, which is the server's; serve a model whose own "
+                "configuration says so",
+            )
+
+
 def _check_reward_model(config: DictConfig) -> None:
-    reward_model = config.reward.reward_model
-    if reward_model.enable and not reward_model.enable_resource_pool:
+    reward_model = OmegaConf.select(config, "reward.reward_model", default={})
+    if reward_model.get("enable") and not reward_model.get("enable_resource_pool"):
         _refuse(
             "reward.reward_model.enable_resource_pool",
             False,
@@ -162,19 +216,18 @@ def _check_rollout(config: DictConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     if rollout.temperature <= 0:
         _refuse(
-            "actor_rollout_ref.rollout.temperature",
+            f"{_ROLLOUT}.temperature",
             rollout.temperature,
             "logprobs are trained at it; give a positive one",
         )
-    if rollout.calculate_log_probs and rollout.logprobs_mode != "processed_logprobs":
+    mode = rollout.get("logprobs_mode", "processed_logprobs")
+    if rollout.calculate_log_probs and mode != "processed_logprobs":
         _refuse(
-            "actor_rollout_ref.rollout.logprobs_mode",
-            rollout.logprobs_mode,
+            f"{_ROLLOUT}.logprobs_mode",
+            mode,
             "logprobs are those at the sampling temperature; set processed_logprobs",
         )
 
 
 def _refuse(path: str, value: Any, because: str) -> None:
-    raise errors.UnsupportedError(
-        f"{path}={value!r} is not supported by trainer mode {NAME!r}: {because}", key=path
-    )
+    raise errors.UnsupportedError(str(_Refusal(path, value, because)), key=path)

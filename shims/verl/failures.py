@@ -21,14 +21,23 @@ async def report(error: Exception) -> None:
     await transfer_queue.async_kv_put(
         key=uuid.uuid4().hex,
         partition_id=_PARTITION,
-        tag={"error": f"{type(error).__name__}: {error}"},
+        tag={"error": errors.describe(error)},
     )
+
+
+def forget() -> None:
+    """Removes the notes that are there."""
+    listed = transfer_queue.kv_list(partition_id=_PARTITION) or {}
+    keys = list(listed.get(_PARTITION, {}))
+    if keys:
+        transfer_queue.kv_clear(keys=keys, partition_id=_PARTITION)
 
 
 def raise_reported(cause: Exception | None = None) -> None:
     """In the trainer, before a batch is used: raises where a generation failed for good."""
     listed = transfer_queue.kv_list(partition_id=_PARTITION) or {}
-    failed = [tag["error"] for tag in listed.get(_PARTITION, {}).values()]
+    # a key can be there before its tag; verl hears of that failure only after `report` has ended
+    failed = [tag["error"] for tag in listed.get(_PARTITION, {}).values() if "error" in tag]
     if failed:
         raise errors.BackendError(
             f"{len(failed)} of the generations failed for good, the first with {failed[0]!r}; "

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
 from remote_rl import errors, losses
@@ -58,8 +59,11 @@ def build_loss(actor: Any, *, tokens: int, sequences: int, entropy: bool) -> For
 
 
 def is_named(actor: Any) -> bool:
-    """Whether remote_rl has this `policy_loss.loss_mode` by name."""
-    return actor.policy_loss.loss_mode in _POLICY_TERMS
+    """Whether remote_rl has this `policy_loss.loss_mode` by name: verl's own function of that name,
+    not one that the user registered in its place."""
+    mode = actor.policy_loss.loss_mode
+    function = POLICY_LOSS_REGISTRY.get(mode)
+    return mode in _POLICY_TERMS and getattr(function, "__module__", "") == core_algos.__name__
 
 
 def check_loss(actor: Any) -> None:
@@ -68,6 +72,9 @@ def check_loss(actor: Any) -> None:
     if not is_named(actor) and mode not in POLICY_LOSS_REGISTRY:
         known = ", ".join(sorted({*_POLICY_TERMS, *POLICY_LOSS_REGISTRY}))
         _refuse("policy_loss.loss_mode", mode, f"verl knows {known}")
+    beta = actor.policy_loss.get("dro_beta")
+    if mode == "dro" and (beta is None or beta <= 0):
+        _refuse("policy_loss.dro_beta", beta, "verl's dro needs a positive one")
     build_aggregation(actor, tokens=1, sequences=1)
     estimator(actor.kl_loss_type)
 

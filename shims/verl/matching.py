@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass
 
@@ -96,8 +96,19 @@ def _needs(config: DictConfig) -> Iterator[tuple[str, str, str]]:
         start = Options.of(config.actor_rollout_ref.rollout).start
         if start != "base":
             yield "operations", "set_reference", f"{_ROLLOUT}.engine_kwargs.{NAME}.start"
+    in_flight = Options.of(config.actor_rollout_ref.rollout).in_flight
+    yield "in_flight", in_flight, f"{_ROLLOUT}.engine_kwargs.{NAME}.in_flight"
+    if OmegaConf.select(config, "trainer.v1.trainer_mode") == "separate_async":
+        yield from _decoupled_needs(config)
     yield "optimizers", "AdamW", "actor_rollout_ref.actor.optim.optimizer"
     yield from _sampling_needs(config)
+
+
+def _decoupled_needs(config: DictConfig) -> Iterator[tuple[str, str, str]]:
+    correction = config.algorithm.get("rollout_correction") or {}
+    if not correction.get("bypass_mode", False):
+        for name in ("snapshot", "restore_snapshot", "drop_snapshot"):
+            yield "operations", name, "algorithm.rollout_correction.bypass_mode"
 
 
 def _sampling_needs(config: DictConfig) -> Iterator[tuple[str, str, str]]:

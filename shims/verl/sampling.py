@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import attrs
+import numpy as np
 from verl.workers.rollout.replica import TokenOutput
 
 from remote_rl import SamplingParams, errors
@@ -108,6 +109,26 @@ def to_token_output(sample: Sample, params: SamplingParams) -> TokenOutput:
             "max_global_steps": sample.label,
         },
     )
+
+
+def continued(sample: Sample, rest: Sample) -> Sample:
+    """A response that ended early and what was drawn after it, as one; its first and last version
+    and label are those of the first and the last token."""
+    if not len(rest):
+        return attrs.evolve(sample, finish_reason=rest.finish_reason)
+    first = sample if len(sample) else rest
+    return attrs.evolve(
+        rest,
+        tokens=np.concatenate([sample.tokens, rest.tokens]),
+        logprobs=_joined(sample.logprobs, rest.logprobs),
+        drawn_logprobs=_joined(sample.drawn_logprobs, rest.drawn_logprobs),
+        first_version=first.first_version,
+        first_label=first.first_label,
+    )
+
+
+def _joined(before: Any, after: Any) -> Any:
+    return None if before is None or after is None else np.concatenate([before, after])
 
 
 def _logprobs_output(params: SamplingParams) -> str:

@@ -1,110 +1,78 @@
-"""Shim (loop side, above the client): verl's synchronous trainer, attached to a run as its driver.
+"""Shim (loop side, above the client): verl's trainers over a run of remote_rl, by their names.
 
-Imports verl, ray and remote_rl. Everything but where the model lives is verl's own.
+Imports verl and remote_rl.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-import ray
-from omegaconf import DictConfig, open_dict
-from verl.single_controller.ray import ResourcePoolManager
-from verl.trainer.ppo.utils import Role
+from omegaconf import DictConfig
+from verl.checkpoint_engine import CheckpointEngineManager
 from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_separate_async import PPOTrainerSeparateAsync
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
-from verl.workers.rollout.llm_server import LLMServerClient
+from verl.workers.rollout.llm_server import LLMServerManager
 
-from remote_rl import Session, connect
+from remote_rl import errors
 
-from . import NAME, failures
-from .config import check
-from .llm_client import RemoteLLMClient
-from .matching import check_server, end_token_ids
-from .pools import RemotePools
-from .worker import ForwardingWorker
-
-_ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
+from . import ASYNC_NAME, NAME, failures
+from .attached import AttachedTrainer
+from .delivery import ServerDelivery
 
 
 @register_trainer(NAME)
-class RemoteTrainer(PPOTrainerSync):
-    """`trainer.v1.trainer_mode=remote_rl`."""
+class RemoteTrainer(AttachedTrainer, PPOTrainerSync):
+    """`trainer.v1.trainer_mode=remote_rl`: verl's `sync`."""
 
-    resource_pool_manager: ResourcePoolManager
+    verl_mode = "sync"
+
+
+@register_trainer(ASYNC_NAME)
+class RemoteAsyncTrainer(AttachedTrainer, PPOTrainerSeparateAsync):
+    """`trainer.v1.trainer_mode=remote_rl_separate_async`: verl's `separate_async`, configured by
+    its own section `trainer.v1.separate_async`."""
+
+    verl_mode = "separate_async"
+    standalone_checkpoint_manager: CheckpointEngineManager
 
     def __init__(self, config: DictConfig) -> None:
-        self._options = check(config)
-        self._driver: Session | None = None
-        with open_dict(config):
-            config.trainer.v1.trainer_mode = "sync"  # what the base class compares it with
+        if not hasattr(PPOTrainerSeparateAsync, "_enable_hybrid_replicas"):
+            raise errors.UnsupportedError(
+                f"trainer mode {ASYNC_NAME!r} needs verl 0.9.1: earlier ones have no "
+                "actor_rollout_ref.hybrid_engine=False"
+            )
         super().__init__(config)
 
-    def init(self) -> None:
-        """As verl's; a failure gives the run back."""
-        try:
-            super().init()
-        except BaseException:
-            if self._driver is not None:
-                self._driver.detach()
-            raise
-
-    def fit(self, agent_loop_manager: Any) -> None:
-        """As verl's; the run is given back at the end, whatever the end is."""
-        assert self._driver is not None  # init attached it
-        with self._driver:
-            try:
-                super().fit(agent_loop_manager)
-            except RuntimeError as error:
-                # where every generation of a step failed, verl itself stops, for another reason
-                failures.raise_reported(cause=error)
-                raise
-
-    def _init_resource_pool_mgr(self) -> None:
-        super()._init_resource_pool_mgr()
-        self._attach()
-        for role in _ACTOR_ROLES:
-            if role in self.role_worker_mapping:
-                self.role_worker_mapping[role] = ray.remote(ForwardingWorker)
-        self.resource_pool_manager = RemotePools(
-            resource_pool_spec=self.resource_pool_manager.resource_pool_spec, mapping=self.mapping
+    def _setup(self) -> None:
+        with _without_info(PPOTrainerSeparateAsync.__module__):
+            super()._setup()
+        stock = self.standalone_checkpoint_manager
+        self.standalone_checkpoint_manager = ServerDelivery(
+            config=stock.config, actor_wg=stock.actor_wg, replicas=stock.replicas
         )
 
-    def _attach(self) -> None:
-        options = self._options
-        self._driver = connect(
-            options.url, model=options.model, start=options.start, takeover=options.takeover
-        )
-        info = self._driver.info().result()
-        check_server(self.config, self.tokenizer, info)
-        if self.use_reference_policy and options.start != "base":
-            self._driver.training.set_reference("current").result()
-        self._end_token_ids = end_token_ids(self.config, self.tokenizer, info)
-        self._hints = info.capabilities.sampling_options & {"session_id", "priority"}
-        own = self.config.actor_rollout_ref.rollout.engine_kwargs[NAME]
-        with open_dict(own):
-            own.handle = self._driver.handle().to_dict()
+    def _load_checkpoint(self) -> None:
+        super()._load_checkpoint()
+        failures.forget()  # a checkpoint holds the notes of the training that saved it, too
 
-    def get_llm_client(self) -> LLMServerClient:
-        """What agent-loop workers get."""
-        return self.llm_server_manager.get_client(
-            RemoteLLMClient, end_token_ids=self._end_token_ids, hints=self._hints
-        )
+    def _clear(self) -> None:
+        self.actor_rollout_wg.clear_cpu_model(0)  # decoupled PPO's last
 
-    def on_sample_end(self) -> None:
-        """Stops rather than trains without the generations that failed."""
-        failures.raise_reported()
-        super().on_sample_end()
+    def _serving(self) -> LLMServerManager:
+        return self.standalone_server_manager
 
-    def on_validate_end(self) -> None:
-        """Stops rather than reports a validation without the generations that failed."""
-        failures.raise_reported()
-        super().on_validate_end()
 
-    def _add_prompts_to_generate(self, num_prompts: int) -> int:
-        failures.raise_reported()  # else a dead server is refilled without end
-        added: int = super()._add_prompts_to_generate(num_prompts)
-        return added
-
-    def _get_n_gpus_for_throughput(self) -> int:
-        return 1  # the server's accelerators are its own; throughput is that of the whole run
+@contextmanager
+def _without_info(module: str) -> Iterator[None]:
+    """verl 0.9.1 logs the end of `_setup` with an argument that loggers don't take
+    (`logger.info(..., flush=True)`), which raises at its own default level."""
+    logger = logging.getLogger(module)
+    level = logger.level
+    logger.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

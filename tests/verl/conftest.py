@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.metadata
+import shutil
+import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +16,7 @@ import pytest
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+    from verl_runs import Trainings
 
 try:
     # not find_spec: this folder's own name could pass for a namespace package
@@ -32,6 +35,25 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     from verl_workload import build_inputs
 
     return build_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture
+def train(inputs: dict[str, Path], tmp_path: Path) -> Iterator[Trainings]:
+    """Runs `main_ppo`; see `verl_runs.Trainings`."""
+    from verl_runs import Trainings
+
+    trainings = Trainings(inputs, tmp_path)
+    yield trainings
+    trainings.close()
+
+
+@pytest.fixture
+def ray_folder() -> Iterator[Path]:
+    """For a cluster: short enough for Ray's sockets, and outside the environment, where Ray wants
+    none."""
+    folder = Path(tempfile.mkdtemp(prefix="rl", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from verl_rows import sample
 
-from remote_rl import Group, Sample, SamplingParams, errors
+from remote_rl import Group, SamplingParams, errors
 from shims.verl import failures, sessions
 from shims.verl.llm_client import RemoteLLMClient
 
@@ -59,19 +60,6 @@ def generate(config: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Cal
         return asyncio.run(client.generate("request", **arguments)), session
 
     return run
-
-
-def sample() -> Sample:
-    return Sample(
-        tokens=[7, 1],
-        logprobs=[-0.5, -0.25],
-        finish_reason="stop",
-        first_version=2,
-        last_version=2,
-        label=1,
-        prompt_index=0,
-        index=0,
-    )
 
 
 def test_token_ids_in_token_ids_out(generate: Callable[..., Any], reports: list[str]) -> None:

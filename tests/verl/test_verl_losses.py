@@ -124,11 +124,20 @@ def test_kl_estimators(theirs: str, ours: str) -> None:
 def test_every_loss_of_verl_is_accepted(actor: Callable[..., Any]) -> None:
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-    sections = [actor(f"policy_loss.loss_mode={mode}") for mode in POLICY_LOSS_REGISTRY]
+    sections = [
+        actor(f"policy_loss.loss_mode={mode}", "policy_loss.dro_beta=0.1")
+        for mode in POLICY_LOSS_REGISTRY
+    ]
     for section in sections:
         check_loss(section)
     named = {each.policy_loss.loss_mode for each in sections if is_named(each)}
     assert named == {"vanilla", "gspo", "cispo", "gpg"}
+
+
+@pytest.mark.parametrize("beta", ["null", "0", "-1"])
+def test_dro_without_its_penalty_is_refused(actor: Callable[..., Any], beta: str) -> None:
+    with pytest.raises(errors.UnsupportedError, match=r"policy_loss\.dro_beta=.*positive"):
+        check_loss(actor("policy_loss.loss_mode=dro", f"policy_loss.dro_beta={beta}"))
 
 
 def test_a_loss_that_verl_does_not_know_is_refused(actor: Callable[..., Any]) -> None:

@@ -1,4 +1,5 @@
-"""verl's own loss functions as custom losses: against the named ones, and where there is none."""
+"""verl's own loss functions on the outputs of a forward: against the named losses, and where there
+is none (to the gradient of the weights: test_verl_stock_parity.py)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from remote_rl import Outputs, losses
 from shims.verl.batches import to_batch
 from shims.verl.losses import build_loss
-from shims.verl.own_losses import build_own_loss
+from shims.verl.own_losses import evaluate_own_loss
 
 ACTOR = "actor_rollout_ref.actor"
 LENGTHS = [3, 1, 4, 2]
@@ -80,17 +81,17 @@ def test_where_both_exist_they_agree(
     section = actor(f"policy_loss.loss_mode={mode}", f"loss_agg_mode={aggregation}")
     rows = mini_batch()
     batch, outputs = to_batch(rows, training=True), outputs_of(rows)
-    own = build_own_loss(section, rows, **COUNTS)
-    value, cotangents, metrics = losses.run_custom(own, batch, outputs)
+    own = evaluate_own_loss(section, rows, outputs, **COUNTS)
     named = losses.evaluate(
         build_loss(section, **COUNTS),
         losses.LossBatch.from_batch(batch, lambda array: array),
         {name: rows.values for name, rows in outputs.values.items()},
     )
-    assert value == pytest.approx(named.value, rel=1e-5)
+    assert own.value == pytest.approx(named.value, rel=1e-5)
     for name, slopes in named.derivatives.items():
-        np.testing.assert_allclose(cotangents.values[name].values, slopes, rtol=1e-4, atol=1e-6)
-    assert metrics["actor/pg_loss"] == pytest.approx(named.metrics["policy_loss"].value, rel=1e-5)
+        np.testing.assert_allclose(own.derivatives[name].values, slopes, rtol=1e-4, atol=1e-6)
+    found = own.metrics["actor/pg_loss"]
+    assert found == pytest.approx(named.metrics["policy_loss"].value, rel=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["dppo_tv", "dppo_kl", "sapo", "kl_cov", "geo_mean", "dro"])
@@ -99,13 +100,11 @@ def test_a_loss_without_a_name_has_a_gradient_of_its_own(
 ) -> None:
     section = actor(f"policy_loss.loss_mode={mode}", "policy_loss.dro_beta=0.1", "tau_neg=1.2")
     rows = mini_batch()
-    own = build_own_loss(section, rows, **COUNTS)
-    value, cotangents, metrics = losses.run_custom(
-        own, to_batch(rows, training=True), outputs_of(rows)
-    )
-    assert np.isfinite(value)
-    assert np.isfinite(metrics["actor/pg_loss"])
-    slopes = cotangents.values["logprobs"].values
+    own = evaluate_own_loss(section, rows, outputs_of(rows), **COUNTS)
+    assert np.isfinite(own.value)
+    assert np.isfinite(own.metrics["actor/pg_loss"])
+    assert own.version == 0
+    slopes = own.derivatives["logprobs"].values
     mask = to_batch(rows).mask.values
     assert np.abs(slopes[mask == 1]).max() > 0
     assert np.all(slopes[mask == 0] == 0)

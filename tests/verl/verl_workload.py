@@ -28,10 +28,15 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_)
 _SAMPLER = '''
 """verl's replay buffer, asked more often than every two seconds."""
 
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 
 class QuickReplayBuffer(ReplayBuffer):
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, poll_interval=0.05, **kwargs)
+
+
+class QuickReplayBufferAsync(ReplayBufferAsync):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, poll_interval=0.05, **kwargs)
 '''
@@ -88,16 +93,23 @@ def build_parquet(path: Path, rows: int = 16) -> Path:
     return path
 
 
-def build_inputs(folder: Path) -> dict[str, Path]:
-    """Everything the command line names, under `folder`."""
-    inputs = {
-        "model": build_model_folder(folder / "model"),
-        "data": build_parquet(folder / "letters.parquet"),
+def written_inputs(folder: Path) -> dict[str, Path]:
+    """Where everything lies that `build_inputs` wrote to `folder`."""
+    return {
+        "model": folder / "model",
+        "data": folder / "letters.parquet",
         "reward": folder / "letter_reward.py",
         "sampler": folder / "quick_sampler.py",
         "checkpoints": folder / "checkpoints",
         "metrics": folder / "metrics.jsonl",
     }
+
+
+def build_inputs(folder: Path) -> dict[str, Path]:
+    """Everything the command line names, under `folder`."""
+    inputs = written_inputs(folder)
+    build_model_folder(inputs["model"])
+    build_parquet(inputs["data"])
     inputs["reward"].write_text(_REWARD, encoding="utf-8")
     inputs["sampler"].write_text(_SAMPLER, encoding="utf-8")
     return inputs
@@ -148,4 +160,21 @@ def overrides(inputs: dict[str, Path], url: str, *, steps: int) -> list[str]:
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
         "ray_kwargs.ray_init.num_cpus=8",
         "+ray_kwargs.ray_init.include_dashboard=false",
+    ]
+
+
+def asynchronous() -> list[str]:
+    """Further arguments, after those of `overrides`: two updates between two deliveries of weights,
+    and responses long enough to be drawn across them."""
+    rollout, section = "actor_rollout_ref.rollout", "trainer.v1.separate_async"
+    return [
+        "trainer.v1.trainer_mode=remote_rl_separate_async",
+        f"{section}.parameter_sync_step=2",
+        f"{section}.num_warmup_batches=1",
+        "actor_rollout_ref.hybrid_engine=false",
+        f"{rollout}.nnodes=1",
+        f"{rollout}.n_gpus_per_node=1",
+        f"{rollout}.checkpoint_engine.backend=remote_rl",
+        "data.max_response_length=24",
+        "trainer.v1.sampler.custom_sampler.name=QuickReplayBufferAsync",
     ]

@@ -1,0 +1,101 @@
+"""Shim (loop side, above the client): the shim's own options, inside verl's configuration.
+
+Imports attrs, omegaconf and remote_rl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal, get_args
+
+import attrs
+from omegaconf import DictConfig, OmegaConf
+
+from remote_rl import errors
+from remote_rl.requests import InFlight
+from remote_rl.types.fields import flag, integer, one_of, optional, text
+
+from . import NAME
+
+PATH: Final = f"actor_rollout_ref.rollout.engine_kwargs.{NAME}"
+MEANING: Final = "remote_rl.meaning"
+
+
+def _option(meaning: str, **arguments: Any) -> Any:
+    return attrs.field(metadata={MEANING: meaning}, **arguments)
+
+
+@attrs.frozen(kw_only=True)
+class Options:
+    """The block `actor_rollout_ref.rollout.engine_kwargs.remote_rl`; docs/verl-configuration.md has
+    its table.
+
+    verl hands `engine_kwargs` to every process of a training as it is, so a key needs no schema of
+    verl's: `+actor_rollout_ref.rollout.engine_kwargs.remote_rl.url=...` on the command line.
+    """
+
+    url: str = _option("address that `remote-rl serve` printed", validator=text())
+    model: str | None = _option(
+        "name that the server must report; none accepts any",
+        default=None,
+        validator=optional(text()),
+    )
+    start: str = _option(
+        "what a new training starts from: `base`, `current`, or a checkpoint's name on the server; "
+        "its weights are also the reference policy, as those of `model.path` are in verl. A "
+        "checkpoint that `trainer.resume_mode` finds is loaded on top of it",
+        default="base",
+        validator=text(),
+    )
+    takeover: bool = _option(
+        "revoke another driver's lease instead of waiting for it", default=False, validator=flag()
+    )
+    generation_attempts: int = _option(
+        "tries of one generation before the training is stopped",
+        default=3,
+        validator=integer(minimum=1),
+    )
+    in_flight: Literal["keep", "wait", "abort"] = _option(
+        "what happens to generations that run while the sampler gets new weights: `keep` (they go "
+        "on with them), `abort` (they end, and the asynchronous trainer continues them as new "
+        "requests) or `wait` (they end first)",
+        default="keep",
+        validator=one_of(get_args(InFlight)),
+    )
+    #: the driver's, written by the trainer for the other processes
+    handle: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, rollout: Any) -> Options:
+        """From verl's rollout section (an OmegaConf node or its dataclass).
+
+        Raises `InvalidRequestError`, which names the option by its full path.
+        """
+        given = rollout.engine_kwargs.get(NAME)
+        if isinstance(given, DictConfig):
+            given = OmegaConf.to_container(given, resolve=True)
+        if given is not None and not isinstance(given, Mapping):
+            raise errors.InvalidRequestError(
+                f"{PATH} must be a block of options, not {given!r}; write {PATH}.url=..."
+            )
+        if not given or not given.get("url"):
+            raise errors.InvalidRequestError(
+                f"{PATH}.url is missing; give the address that `remote-rl serve` printed"
+            )
+        known = [field.name for field in attrs.fields(cls)]
+        for name in given:
+            if name not in known:
+                raise errors.InvalidRequestError(
+                    f"{PATH}.{name} does not exist; {errors.nearest(str(name), public())}"
+                )
+        try:
+            return cls(**given)
+        except errors.InvalidRequestError as error:
+            raise errors.InvalidRequestError(
+                f"{PATH}.{str(error).removeprefix(f'{cls.__name__}.')}"
+            ) from None
+
+
+def public() -> list[str]:
+    """The options that a user may set."""
+    return [field.name for field in attrs.fields(Options) if MEANING in field.metadata]
