@@ -1,0 +1,150 @@
+"""Arctic backend: the path of weights to the sampler, from the trainer or a client (imports weights
+and the contract)."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from remote_rl.errors import BackendError
+from remote_rl.protocol import OperationContext
+from remote_rl.requests import InFlight, Push, PushPart, Sync
+from remote_rl.types import Label, SyncReceipt, Tensor
+
+from .weights.manifest import Form, Manifest, cast, check, lay_out
+from .weights.segment import SegmentWriter, new_name, unlink
+from .weights.staging import Staging
+
+if TYPE_CHECKING:
+    from .host import Reports
+    from .samplers import SamplerPool
+    from .trainers import TrainerGroup
+
+log = logging.getLogger("remote_rl.arctic")
+
+
+class WeightPath:
+    """Implements `protocol.WeightSync`, through shared memory: whoever has tensors writes them into
+    a segment, every engine copies them from there, and the segment goes.
+
+    staging: the segment of a push that comes in parts. Any other delivery removes it, since the
+    dispatcher has ended its transfer then, and there may be no room for two."""
+
+    def __init__(self, trainers: TrainerGroup, pool: SamplerPool, reports: Reports) -> None:
+        self._trainers = trainers
+        self._pool = pool
+        self._reports = reports
+        self.staging = Staging()
+
+    async def sync(self, request: Sync, context: OperationContext) -> SyncReceipt:
+        """Carries the trainer's weights over; the sampler then serves `context.version`."""
+        return await self.deliver(request.in_flight, context.version, request.label, context)
+
+    async def deliver(
+        self, in_flight: InFlight, version: int, label: Label, context: OperationContext
+    ) -> SyncReceipt:
+        """The trainer's weights, as `version`."""
+        begin = time.monotonic()
+        self.staging.drop()
+        await self._pool.available(context)
+        expected = self._pool.forms
+        check(cast(self._trainers.forms, expected), expected, "the sampler")
+        segment = new_name()
+        try:
+            written = await self._trainers.everywhere("publish", segment, expected, context=context)
+            manifest = Manifest(written[0])
+            log.info(
+                "%s: version %d, %d tensors sent, %d expected",
+                context.request_id,
+                version,
+                len(manifest),
+                len(expected),
+            )
+            return await self._carry(manifest, segment, in_flight, version, label, begin)
+        finally:
+            unlink(segment)
+
+    async def push_part(self, request: PushPart, context: OperationContext) -> None:
+        """Writes pieces to where the engines will read them; before that, the forms, which come
+        first, must be those of the model. No engine is needed for it."""
+        try:
+            if request.forms:
+                self.staging.drop()
+                forms = {name: (form.shape, form.dtype) for name, form in request.forms.items()}
+                self._check(forms)
+                await context.thread(self.staging.begin, request.transfer, forms)
+            else:
+                await context.thread(self.staging.write, request.transfer, request.pieces)
+        except BaseException:
+            self.staging.drop()  # a part that fails ends its transfer
+            raise
+
+    async def push(self, request: Push, context: OperationContext) -> SyncReceipt:
+        """Takes a client's tensors, or those that its parts have brought; the sampler then serves
+        `context.next_version`."""
+        version, label, in_flight = context.next_version, request.label, request.in_flight
+        if request.tensors is None:
+            assert request.transfer is not None
+            staged = self.staging.take(request.transfer)
+            try:
+                await self._pool.available(context)
+                manifest = Manifest(staged.writer.finish())
+                return await self._carry(
+                    manifest, staged.segment, in_flight, version, label, staged.began
+                )
+            finally:
+                unlink(staged.segment)
+        begin = time.monotonic()
+        self.staging.drop()
+        given = {name: (tuple(each.shape), each.dtype) for name, each in request.tensors.items()}
+        await self._pool.available(context)
+        self._check(given)
+        segment = new_name()
+        try:
+            manifest = await context.thread(_write, segment, request.tensors, given)
+            return await self._carry(manifest, segment, in_flight, version, label, begin)
+        finally:
+            unlink(segment)
+
+    def _check(self, given: Mapping[str, Form]) -> None:
+        expected = self._pool.forms
+        # a client may send another float than the engine holds; it is cast there
+        check(cast(given, expected), expected)
+
+    async def _carry(
+        self,
+        manifest: Manifest,
+        segment: str,
+        in_flight: InFlight,
+        version: int,
+        label: Label,
+        begin: float,
+    ) -> SyncReceipt:
+        try:
+            held = await self._pool.update(manifest, segment, in_flight, version, label)
+        except Exception:
+            if not self._pool.serves:
+                self._reports.serving(None, None)
+            raise
+        if any(each != held[0] for each in held):
+            raise BackendError("the sampling engines hold tensors of different names or shapes")
+        self._reports.serving(version, label)
+        return SyncReceipt(
+            version=version,
+            label=label,
+            tensors=len(manifest),
+            bytes=manifest.nbytes,
+            seconds=time.monotonic() - begin,
+            source_fingerprint=manifest.fingerprint,
+            sampler_fingerprint=held[0],
+        )
+
+
+def _write(segment: str, tensors: Mapping[str, Tensor], forms: Mapping[str, Form]) -> Manifest:
+    manifest = lay_out(forms)
+    writer = SegmentWriter(segment, manifest)
+    for name, tensor in tensors.items():
+        writer.write(name, tensor.data)
+    return Manifest(writer.finish())

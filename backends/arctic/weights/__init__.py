@@ -1,0 +1,1 @@
+"""Arctic backend: how weights travel from trainer to sampler (imports nothing)."""
