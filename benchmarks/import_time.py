@@ -1,4 +1,4 @@
-"""What `import remote_rl` costs over `import numpy`, and what an installation brings.
+"""What importing remote_rl costs over `import numpy`, and what an installation brings.
 
     python benchmarks/import_time.py               import times, here
     python benchmarks/import_time.py --install     and packages and MB, in an empty environment
@@ -22,8 +22,8 @@ ROOT = Path(__file__).parent.parent
 TARGET_MS = 100.0
 STATEMENTS = {
     "numpy": "import numpy",
-    "remote_rl": "import remote_rl",
-    "remote_rl and connect": "import remote_rl; remote_rl.connect",
+    "remote_rl": "from remote_rl import Batch, losses",  # a bare import brings nothing in
+    "remote_rl and connect": "from remote_rl import Batch, losses, connect",
 }
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from remote_rl.commands.curve import curve
+
 
 class Report:
     """Keeps every step's numbers; the reward is printed with all its digits."""
@@ -26,7 +28,7 @@ class Report:
         self.bar.close()
         values = [numbers[name] for numbers in self.history]
         _draw_file(values, name, path)
-        _draw_terminal(values, name)
+        print(curve(values, f"{name} over steps"))
         last = values[-5:]
         print(f"{name}: {values[0]:.3f} in the first step, {sum(last) / len(last):.3f} in the last")
         print(f"curve: {path}")
@@ -52,15 +54,3 @@ def _draw_file(values: list[float], name: str, path: Path) -> None:
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120, bbox_inches="tight")
     pyplot.close(figure)
-
-
-def _draw_terminal(values: list[float], name: str) -> None:
-    import plotext
-
-    plotext.clear_figure()
-    plotext.theme("clear")
-    plotext.plot_size(80, 18)
-    plotext.plot(range(len(values)), values)
-    plotext.ylim(0, 1)
-    plotext.title(f"{name} over steps")
-    print(plotext.uncolorize(plotext.build()))

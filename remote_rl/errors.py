@@ -186,7 +186,9 @@ class RunLostError(RemoteRLError):
 
 
 class UnreachableError(RemoteRLError, ConnectionError):
-    """Nothing answers at the address: for 5 s at connect, for a lease's length later."""
+    """Nothing answers at the address: for 5 s at connect; later for 10 s where nothing listens any
+    more, and for a lease's length of silence. `details["last_checkpoint"]`, where a session had it,
+    names the last one that it saw."""
 
 
 class StalledError(RemoteRLError, TimeoutError):
@@ -207,6 +209,10 @@ class ProtocolError(RemoteRLError):
 
 class ForkedProcessError(RemoteRLError, RuntimeError):
     """A session opened in the parent was used in a forked child; attach by handle instead."""
+
+
+#: what a backend raises to say that nothing has changed
+REFUSALS = (InvalidRequestError, ConflictError, UnsupportedError)
 
 
 def as_remote_error(error: BaseException) -> RemoteRLError:

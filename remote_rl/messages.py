@@ -8,15 +8,26 @@ sent again: nothing here is executed twice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import attrs
+import numpy as np
 
 from .errors import RemoteRLError
 from .requests import Request
 from .run_info import RunInfo
 from .types import fields
-from .types.fields import as_tuple, flag, instance_of, integer, optional, plain, strict, text
+from .types.fields import (
+    as_tuple,
+    each,
+    flag,
+    instance_of,
+    integer,
+    optional,
+    plain,
+    strict,
+    text,
+)
 from .types.generation import Generation
 
 #: (stream, number) of an operation of the client that asks
@@ -41,6 +52,12 @@ class Describe(Message):
 
 @strict
 @attrs.frozen(kw_only=True)
+class Observe(Message):
+    """Asks for `RunStatus`, without a lease."""
+
+
+@strict
+@attrs.frozen(kw_only=True)
 class Attach(Message):
     """Asks for a lease: as driver, or as a member of the driver's epoch that a handle names.
 
@@ -50,7 +67,9 @@ class Attach(Message):
     """
 
     client_id: str = attrs.field(validator=text())
-    protocol_versions: tuple[int, ...] = attrs.field(converter=as_tuple)
+    protocol_versions: tuple[int, ...] = attrs.field(
+        converter=as_tuple, validator=each(integer(minimum=1))
+    )
     model: str | None = attrs.field(default=None, validator=optional(text()))
     start: str | None = attrs.field(default=None, validator=optional(text()))
     instance_id: str | None = attrs.field(default=None, validator=optional(text()))
@@ -110,6 +129,25 @@ class Renewed:
     lease_seconds: float = attrs.field(converter=float)
 
 
+class PendingDigest:
+    """Base of a digest that may be complete only once the request's bytes have been sent."""
+
+
+Digest: TypeAlias = str | PendingDigest
+
+
+def _text_or_pending(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    if not isinstance(value, PendingDigest):
+        text()(instance, attribute, value)
+
+
+def _digest(value: Any) -> Any:
+    """What was sent as bytes, perhaps after the request's, as hex digits."""
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and 1 <= value.size <= 64:
+        return value.tobytes().hex()
+    return value
+
+
 @strict
 @attrs.frozen(kw_only=True)
 class Submit(Leased):
@@ -120,16 +158,19 @@ class Submit(Leased):
     generates_before: how many generates the client had called before it; what a checkpoint holds
     of their seeds, however late it is written.
     deadline: seconds from its acceptance, or None. linger: how long the answer may wait for the
-    result, in seconds.
+    result, in seconds. patience: how long it may wait for room, before it is `Busy`, in seconds.
     """
 
     operation: str = attrs.field(validator=text())
     number: int = attrs.field(validator=integer(minimum=1, maximum=2**53))
     request: Request = attrs.field(validator=instance_of(Request))
-    digest: str | None = attrs.field(default=None, validator=optional(text()))
+    digest: Digest | None = attrs.field(
+        default=None, converter=_digest, validator=optional(_text_or_pending)
+    )
     generates_before: int = attrs.field(default=0, validator=integer(minimum=0))
     deadline: float | None = attrs.field(default=None, validator=optional(fields.number(above=0)))
     linger: float = attrs.field(default=0.0, validator=fields.number(minimum=0, maximum=60))
+    patience: float = attrs.field(default=0.0, validator=fields.number(minimum=0, maximum=60))
 
 
 @strict
@@ -142,6 +183,21 @@ class Outcome:
     done: bool
     result: Any = None
     error: RemoteRLError | None = None
+
+
+@strict
+@attrs.frozen(kw_only=True)
+class Busy:
+    """The answer to a `Submit` that was not accepted, since too much is kept for the client: its
+    requests that have not ended and its results that it has not acknowledged. The number is free;
+    submit again once something has ended and is acknowledged, or after `retry_after` seconds.
+
+    kept, budget: bytes of arrays.
+    """
+
+    kept: int = attrs.field(converter=plain)
+    budget: int = attrs.field(converter=plain)
+    retry_after: float = attrs.field(converter=float)
 
 
 @strict
@@ -176,7 +232,7 @@ class Wait(Leased):
     """
 
     timeout: float = attrs.field(validator=fields.number(minimum=0, maximum=600))
-    cursors: Mapping[str, int] = attrs.field(factory=dict)
+    cursors: Mapping[str, int] = attrs.field(factory=dict, validator=instance_of(Mapping))
 
 
 @strict
@@ -221,12 +277,14 @@ class Detached:
 
 MESSAGES: tuple[type, ...] = (
     Describe,
+    Observe,
     Attach,
     Grant,
     Occupied,
     Renew,
     Renewed,
     Submit,
+    Busy,
     Outcome,
     ProgressReport,
     PartialSamples,
@@ -240,7 +298,15 @@ MESSAGES: tuple[type, ...] = (
 
 
 class ConnectionLost(Exception):
-    """The transport can't say whether the message arrived; it may be sent again."""
+    """The transport can't say whether the message arrived; it may be sent again.
+
+    refused: nothing listens at the address, so no process serves there any more. ended: nor will.
+    """
+
+    def __init__(self, message: str = "", *, refused: bool = False, ended: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+        self.ended = ended
 
 
 class Transport(Protocol):
@@ -258,7 +324,7 @@ class Transport(Protocol):
         """The dispatcher's reply. Raises the dispatcher's error, or `ConnectionLost` where none
         arrived within `timeout` seconds or the connection broke."""
 
-    def digest(self, request: Request) -> str | None:
+    def digest(self, request: Request) -> Digest | None:
         """The request's digest, None where the transport never sends anything twice."""
 
     async def close(self) -> None: ...

@@ -35,7 +35,8 @@ class Operation:
     """One row of the table.
 
     name: of the operation, its backend method and its route. face: who executes it.
-    request, response: the classes that travel. stream: its order.
+    request, response: the classes that travel. stream: its order, `stream_name` on the wire;
+    sequenced: one after the other.
     accumulates: adds to the gradient.
     needs_clean: refused while the gradient is dirty.
     needs_gradient, needs_no_gradient: refused with an empty, a non-empty accumulator.
@@ -56,6 +57,18 @@ class Operation:
     needs_no_gradient: bool = False
     clears: bool = False
     changes_weights: Literal["never", "always", "reported"] = "never"
+    # kept, since an enumeration's own look at a member or its value is slow, and each operation
+    # would take several
+    stream_name: str = attrs.field(init=False)
+    sequenced: bool = attrs.field(init=False)
+
+    @stream_name.default
+    def _name_of_stream(self) -> str:
+        return str(self.stream.value)
+
+    @sequenced.default
+    def _is_sequenced(self) -> bool:
+        return self.stream is Stream.TRAINING
 
 
 _TABLE = (
@@ -149,6 +162,7 @@ _TABLE = (
         response=results.SyncReceipt,
         needs_clean=True,
     ),
+    Operation(name="push_part", face="weights", request=requests.PushPart, response=results.Done),
     Operation(
         name="push",
         face="weights",

@@ -12,7 +12,8 @@ class ProgressLine:
 
     def __init__(self) -> None:
         self.shown = False
-        self.enabled = sys.stderr.isatty() and os.environ.get("REMOTE_RL_PROGRESS") != "0"
+        shown = sys.stderr is not None and sys.stderr.isatty()  # None in a daemon, closed at birth
+        self.enabled = shown and os.environ.get("REMOTE_RL_PROGRESS") != "0"
 
     def show(self, text: str) -> None:
         """Replaces the line."""

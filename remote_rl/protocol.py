@@ -38,6 +38,7 @@ from .types.fields import (
     strict,
     text,
 )
+from .types.ragged import highest_id, highest_id_seen
 from .types.results import TENSOR_DTYPES
 from .types.results import TokenizerFiles as TokenizerFiles  # part of what a backend answers
 from .types.sampling import SAMPLING_OUTPUTS, SamplingParams
@@ -101,6 +102,7 @@ class Capabilities:
 
 
 _FIELD_OF_KIND = {
+    "operation": "operations",
     "output": "outputs",
     "loss": "losses",
     "optimizer": "optimizers",
@@ -131,24 +133,28 @@ class ModelInfo:
     context_length: int | None = _count()
     parameters: int | None = _count()
 
-    def check(self, request: Request) -> None:
+    def check(self, request: Request, *, again: bool = True) -> None:
         """Refuses, before any work, token ids that the vocabulary lacks and lengths that the
-        context can't hold; names the row."""
+        context can't hold; names the row. again: reads all tokens of a batch, also where that was
+        done as it was made; without it, an id that was written into it since may pass."""
         if isinstance(request, (requests.Forward, requests.ForwardBackward)):
             batch = request.batch
-            self._check_ids("prompt", batch.prompts)
-            self._check_ids("response", batch.responses)
-            lengths = batch.prompts.lengths[batch.prompt_index] + batch.responses.lengths
-            self._check_lengths(lengths, "prompt and response have")
+            for what, ids in (("prompt", batch.prompts), ("response", batch.responses)):
+                if again or highest_id_seen(ids) >= self.vocab_size:
+                    self._check_ids(what, ids)
+            if self.context_length is not None:
+                lengths = batch.prompts.lengths[batch.prompt_index] + batch.responses.lengths
+                self._check_lengths(lengths, "prompt and response have", self.context_length)
         elif isinstance(request, requests.Generate):
             self._check_ids("prompt", request.prompts)
             self._check_stop_ids(request.params.stop_token_ids)
-            lengths = request.prompts.lengths + request.params.max_tokens
-            self._check_lengths(lengths, "prompt and max_tokens come to")
+            if self.context_length is not None:
+                lengths = request.prompts.lengths + request.params.max_tokens
+                self._check_lengths(lengths, "prompt and max_tokens come to", self.context_length)
 
     def _check_ids(self, what: str, ids: Ragged) -> None:
-        if ids.values.size and int(ids.values.max()) >= self.vocab_size:
-            position = int(np.argmax(ids.values))
+        if highest_id(ids) >= self.vocab_size:
+            position = int(np.argmax(ids.values.view(np.uint32)))  # as `highest_id` sees them
             row = int(np.searchsorted(ids.offsets, position, side="right") - 1)
             raise InvalidRequestError(
                 f"{what} {row} holds token id {ids.values[position]}, but model {self.name!r} has "
@@ -164,12 +170,12 @@ class ModelInfo:
                 field="stop_token_ids",
             )
 
-    def _check_lengths(self, lengths: Array, what: str) -> None:
-        if self.context_length is not None and int(lengths.max(initial=0)) > self.context_length:
+    def _check_lengths(self, lengths: Array, what: str, most: int) -> None:
+        if int(lengths.max(initial=0)) > most:
             row = int(np.argmax(lengths))
             raise InvalidRequestError(
                 f"row {row}: {what} {lengths[row]} tokens, more than the context of "
-                f"{self.context_length} that model {self.name!r} has",
+                f"{most} that model {self.name!r} has",
                 row=row,
             )
 
@@ -207,6 +213,11 @@ class OperationContext(Protocol):
 
     def emit(self, sample: Sample) -> None:
         """For generate: one finished sample, for callers that iterate."""
+
+    def lost(self, reason: str) -> None:
+        """Says that the engine has died, `reason` how: the run ends as by a `RunLostError`, and all
+        clients hear it at once. At any time and from any thread, also on the context of `start`
+        when nothing runs, so that whatever supervises the workers can say it; once is enough."""
 
     async def thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Runs a blocking function off the loop."""
@@ -273,12 +284,16 @@ class WeightSync(Protocol):
     version, or marks its version unknown; it never serves mixed weights under a number."""
 
     async def sync(self, request: requests.Sync, context: OperationContext) -> SyncReceipt: ...
+    async def push_part(self, request: requests.PushPart, context: OperationContext) -> None:
+        """Keeps a part of a push aside, for the push that names its transfer."""
+
     async def push(self, request: requests.Push, context: OperationContext) -> SyncReceipt: ...
 
 
 class Backend(Protocol):
     """One engine: a run has exactly one. The constructor only checks its options; `start` does the
-    work. `close` is called once, also after a failed start; `kill` must not wait."""
+    work. `close` is called once, also after a failed start; `kill` must not wait.
+    It may have `devices` as well, a `types.Devices`, which `info` shows from the start on."""
 
     @property
     def name(self) -> str: ...

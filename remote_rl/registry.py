@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,17 @@ def create_backend(name: str, options: dict[str, Any]) -> Backend:
     Raises `UnknownNameError` for a name nobody announces, `UnsupportedError` with the install line
     where its packages are missing, and whatever its constructor says of the options.
     """
+    backend: Backend = _factory(name)(**options)
+    return backend
+
+
+def takes_model(name: str) -> bool:
+    """Whether which model a backend has is its caller's to say: its factory has a parameter
+    `model`."""
+    return "model" in inspect.signature(_factory(name)).parameters
+
+
+def _factory(name: str) -> Callable[..., Backend]:
     points = [point for point in importlib.metadata.entry_points(group=GROUP) if point.name == name]
     if not points:
         raise UnknownNameError(
@@ -44,14 +57,13 @@ def create_backend(name: str, options: dict[str, Any]) -> Backend:
     if point.name in INSTALL_HINTS and point.module.split(".")[0] in ("backends", "shims"):
         refuse_shadow(point.module.split(".")[0])
     try:
-        factory = point.load()
+        factory: Callable[..., Backend] = point.load()
     except ImportError as error:
         hint = INSTALL_HINTS.get(name, "install what it needs")
         raise UnsupportedError(
             f"backend {name!r} can't be loaded here ({error}); {hint}"
         ) from error
-    backend: Backend = factory(**options)
-    return backend
+    return factory
 
 
 def refuse_shadow(package: str) -> None:

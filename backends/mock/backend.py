@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from remote_rl.byte_tokenizer import ByteTokenizer
@@ -10,6 +11,7 @@ from remote_rl.losses import LOSSES
 from remote_rl.protocol import Capabilities, ModelInfo, OperationContext, TokenizerFiles
 from remote_rl.requests import Reset, Sleep, Wake
 from remote_rl.requests import Tokenizer as TokenizerRequest
+from remote_rl.types import Devices
 from remote_rl.types.results import TENSOR_DTYPES
 
 from .config import BACKEND_OPERATIONS, MockConfig
@@ -75,7 +77,7 @@ class MockBackend:
             policies=frozenset({"reference", "snapshot"}),
         )
 
-    @property
+    @functools.cached_property
     def model(self) -> ModelInfo:
         """Name, vocabulary, context and size."""
         return ModelInfo(
@@ -83,7 +85,20 @@ class MockBackend:
             vocab_size=self.config.vocab_size,
             eos_token_ids=self.config.ends,
             context_length=self.config.context_length,
-            parameters=parameter_count(**self._sizes()),
+            parameters=parameter_count(**self.config.sizes),
+        )
+
+    @property
+    def devices(self) -> Devices:
+        """One CPU, with the peak that an option gives it."""
+        peak = self.config.peak_flops
+        unknown = "a CPU's peak is not known; the option peak_flops gives one"
+        return Devices(
+            kind="cpu",
+            count=1,
+            dtype="float64",
+            peak_flops=peak,
+            reason=unknown if peak is None else None,
         )
 
     @property
@@ -121,6 +136,7 @@ class MockBackend:
     async def reset(self, request: Reset, context: OperationContext) -> None:
         """Back to the base weights on both halves, as `context.next_version`."""
         async with self._journal.operation("reset", request, context):
+            self._weights.staging.drop()
             policy = self._trainer.reset(context.next_version)
             self._sampler.replace(served_base(policy.weights, policy.version))
 
@@ -150,11 +166,7 @@ class MockBackend:
         """Version and label that the sampler serves; None before the start."""
         return self._sampler.version
 
-    def _sizes(self) -> dict[str, int]:
-        names = ("vocab_size", "window", "embedding_size", "hidden_size")
-        return {name: getattr(self.config, name) for name in names}
-
     def _base_weights(self) -> dict[str, Any]:
         return initial_weights(
-            **self._sizes(), initial_scale=self.config.initial_scale, seed=self.config.seed
+            **self.config.sizes, initial_scale=self.config.initial_scale, seed=self.config.seed
         )

@@ -10,7 +10,7 @@ import attrs
 from remote_rl import errors
 from remote_rl.byte_tokenizer import ByteTokenizer
 from remote_rl.errors import InvalidRequestError, RemoteRLError, nearest
-from remote_rl.ops import OPERATIONS
+from remote_rl.ops import ALWAYS_OFFERED, OPERATIONS
 from remote_rl.types.fields import (
     as_tuple,
     each,
@@ -25,21 +25,22 @@ from remote_rl.types.fields import (
 )
 
 #: what the dispatcher hands to the backend
-BACKEND_OPERATIONS = frozenset(row.name for row in OPERATIONS.values() if row.face != "dispatcher")
+BACKEND_OPERATIONS = frozenset(OPERATIONS) - ALWAYS_OFFERED
 #: keys of `latency`: an operation, the start, or one generated token of one request
 LATENCY_KEYS = BACKEND_OPERATIONS | {"start", "token"}
 
-HANG = "hang"
+HANG, EXIT = "hang", "exit"
 BYTES = 256
 
 
 def _as_error(value: Any) -> Any:
-    """A class of the tree, or the name of one, to an instance; instances and "hang" stay."""
-    if isinstance(value, str) and value != HANG:
+    """A class of the tree, or the name of one, to an instance; all else stays."""
+    if isinstance(value, str) and value not in (HANG, EXIT):
         names = [name for name in errors.__all__ if name != "RemoteRLError"]
         if value not in names:
             raise InvalidRequestError(
-                f"Fault.error can't be {value!r}; {nearest(value, [*names, HANG])}", field="error"
+                f"Fault.error can't be {value!r}; {nearest(value, [*names, HANG, EXIT])}",
+                field="error",
             )
         value = getattr(errors, value)
     if isinstance(value, type) and issubclass(value, BaseException):
@@ -48,9 +49,9 @@ def _as_error(value: Any) -> Any:
 
 
 def _check_error(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
-    if value != HANG and not isinstance(value, Exception):
+    if value not in (HANG, EXIT) and not isinstance(value, Exception):
         raise InvalidRequestError(
-            'Fault.error must be an exception, an exception class, its name, or "hang", '
+            'Fault.error must be an exception, an exception class, its name, "hang" or "exit", '
             f"not {value!r}",
             field="error",
         )
@@ -63,13 +64,14 @@ class Fault:
 
     operation: whose; "start" is the backend's start. call: of that operation, 1 is the first.
     error: raised instead of the result, an exception, a class, or the name of one of
-    remote_rl.errors; or "hang", which neither ends nor reports anything until the backend is
-    killed. when: before the operation does anything, or after it has done everything.
+    remote_rl.errors; "hang", which neither ends nor reports anything until the backend is killed;
+    or "exit", which ends the process that hosts the backend at once, with code 70.
+    when: before the operation does anything, or after it has done everything.
     """
 
     operation: str = attrs.field(validator=one_of(BACKEND_OPERATIONS | {"start"}))
     call: int = attrs.field(default=1, converter=plain, validator=integer(minimum=1))
-    error: Exception | Literal["hang"] = attrs.field(
+    error: Exception | Literal["hang", "exit"] = attrs.field(
         default="BackendError", converter=_as_error, validator=_check_error
     )
     when: Literal["before", "after"] = attrs.field(
@@ -137,6 +139,8 @@ class MockConfig:
     gradients and outputs don't depend on it.
     latency: seconds that operations take beside their work, one number for every operation or
     a mapping of LATENCY_KEYS; "token" is for each step of a generate.
+    peak_flops: operations a second that `info` gives the device, so that a loop's utilisation is a
+    number; None is unknown.
     faults: failures on purpose, `Fault` objects or mappings of their fields.
     call_log: a list of the caller's, to which every `journal.Call` is appended as it happens.
     """
@@ -164,6 +168,9 @@ class MockConfig:
     latency: float | Mapping[str, float] = attrs.field(
         default=0.0, converter=_as_latency, validator=_check_latency
     )
+    peak_flops: float | None = attrs.field(
+        default=None, converter=plain, validator=optional(number(above=0))
+    )
     faults: tuple[Fault, ...] = attrs.field(
         default=(), converter=_as_faults, validator=_check_faults
     )
@@ -178,6 +185,12 @@ class MockConfig:
                 f"eos_token_ids holds {outside[0]}, outside the vocabulary of {self.vocab_size}",
                 field="eos_token_ids",
             )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Of the model's layers, by name."""
+        names = ("vocab_size", "window", "embedding_size", "hidden_size")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def ends(self) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ contract)."""
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -15,10 +16,12 @@ from remote_rl.errors import RunLostError
 from remote_rl.protocol import OperationContext
 from remote_rl.types.fields import KIND, SCHEDULING
 
-from .config import HANG, MockConfig
+from .config import EXIT, HANG, MockConfig
 
 #: records that the log keeps, the latest
-LOG_LENGTH = 100_000
+LOG_LENGTH = 10_000
+#: of a process that a fault ends
+EXIT_CODE = 70
 
 
 @attrs.frozen(kw_only=True)
@@ -26,13 +29,15 @@ class Call:
     """One line of the call log: an operation began, ended, or failed.
 
     request_id: of the operation, "" where it has none. scheduling: the request's SCHEDULING
-    fields, those of its SamplingParams included, by name.
+    fields, those of its SamplingParams included, by name. request: the whole of it, in the
+    `call_log` of the caller only; the backend's own log would keep every batch in memory.
     """
 
     operation: str
     event: Literal["started", "ended", "failed"]
     request_id: str
     scheduling: Mapping[str, Any]
+    request: Any = attrs.field(default=None, eq=False, repr=False)
 
 
 class Journal:
@@ -71,7 +76,7 @@ class Journal:
             )
             self._calls.append(call)
             if self._config.call_log is not None:
-                self._config.call_log.append(call)
+                self._config.call_log.append(attrs.evolve(call, request=request))
 
         log("started")
         try:
@@ -91,6 +96,8 @@ class Journal:
             if fault.error == HANG:
                 await self._killed.wait()
                 raise RunLostError(f"the mock backend was killed while its {name} hung")
+            if fault.error == EXIT:
+                os._exit(EXIT_CODE)
             raise fault.exception()
 
 

@@ -87,6 +87,12 @@ def parameter_count(*, vocab_size: int, window: int, embedding_size: int, hidden
     return embedding + layer + vocab_size * (hidden_size + 1)
 
 
+def forward_flops(*, vocab_size: int, window: int, embedding_size: int, hidden_size: int) -> float:
+    """Operations of a response token's forward, a multiplication and an addition being two: the two
+    products of matrices. The backward has twice as many: by the input and by the weight of each."""
+    return 2.0 * hidden_size * (window * embedding_size + vocab_size)
+
+
 def frozen(arrays: Mapping[str, Floats]) -> dict[str, Floats]:
     """The same arrays, made read-only: holders share them and nobody writes to them."""
     for array in arrays.values():

@@ -4,6 +4,7 @@ contract)."""
 from __future__ import annotations
 
 import math
+import time
 
 import attrs
 import numpy as np
@@ -24,12 +25,12 @@ from remote_rl.requests import (
     Snapshot,
     ZeroGrad,
 )
-from remote_rl.types import ForwardBackwardResult, OptimStepResult, Outputs
+from remote_rl.types import Batch, ForwardBackwardResult, OptimStepResult, Outputs, Work
 
 from .checkpoints import Contents, read_checkpoint, write_checkpoint, write_export
 from .config import MockConfig
 from .journal import Journal
-from .model import Floats, Weights
+from .model import Floats, Weights, forward_flops
 from .optimizer import OptimizerState, adamw_step, clipped, gradient_norm
 from .passes import added, backward, micro_batches, outputs
 
@@ -95,6 +96,7 @@ class Trainer:
         async with self._journal.operation("forward", request, context):
             batch = request.batch
             policy = self._named(request.policy)
+            begin = time.perf_counter()
             done = []
             for rows in micro_batches(len(batch), self._config.micro_batch_rows):
                 piece = batch if rows is None else batch.select(rows)
@@ -109,7 +111,7 @@ class Trainer:
                     name: batch.responses.with_values(column) for name, column in columns.items()
                 },
                 version=policy.version,
-                metrics={"forward_tokens": float(len(batch.responses.values))},
+                work=self._work(batch, 1, begin),
             )
 
     async def forward_backward(
@@ -119,6 +121,7 @@ class Trainer:
         async with self._journal.operation("forward_backward", request, context):
             batch, policy = request.batch, self.policy
             request.loss.check(batch)
+            begin = time.perf_counter()
             loss = resolve(request.loss, batch)
             total, done = self._state.gradient, list[LossValue]()
             for rows in micro_batches(len(batch), self._config.micro_batch_rows):
@@ -133,7 +136,15 @@ class Trainer:
                 value=sum(value.value for value in done),
                 metrics=metric_values(merge_metrics(value.metrics for value in done)),
                 version=policy.version,
+                work=self._work(batch, 3, begin),
             )
+
+    def _work(self, batch: Batch, forwards: int, begin: float) -> Work:
+        """Of a batch, worth so many forwards: the model looks prompts up, and computes a position
+        for each response token only."""
+        tokens = len(batch.responses.values)
+        flops = forwards * tokens * forward_flops(**self._config.sizes)
+        return Work(tokens=tokens, flops=flops, seconds=time.perf_counter() - begin)
 
     # -- the optimizer ------------------------------------------------------------------------
 
@@ -142,18 +153,19 @@ class Trainer:
         async with self._journal.operation("optim_step", request, context):
             state = self._state
             policy, gradient, options = state.policy, state.gradient, request.optimizer
+            begin = time.perf_counter()
             assert gradient is not None, "the dispatcher lets no step through without one"
             norm = await context.thread(gradient_norm, gradient)
             if not math.isfinite(norm):
                 state.gradient = None
-                return OptimStepResult(grad_norm=norm, skipped=True, version=policy.version)
+                return _skipped(norm, policy, begin)
             scaled = clipped(gradient, norm, options.max_grad_norm)
             weights, moments = await context.thread(
                 adamw_step, policy.weights, scaled, state.optimizer, options
             )
             state.gradient = None
             if not math.isfinite(await context.thread(gradient_norm, weights)):
-                return OptimStepResult(grad_norm=norm, skipped=True, version=policy.version)
+                return _skipped(norm, policy, begin)
             state.policy = Policy(weights, context.next_version)
             state.optimizer = moments
             return OptimStepResult(
@@ -161,6 +173,7 @@ class Trainer:
                 skipped=False,
                 version=context.next_version,
                 metrics={"optimizer_steps": float(moments.step)},
+                work=_step_work(begin),
             )
 
     async def zero_grad(self, request: ZeroGrad, context: OperationContext) -> None:
@@ -235,6 +248,16 @@ class Trainer:
         """Writes a Hugging Face directory of the current weights."""
         async with self._journal.operation("export", request, context):
             await context.thread(write_export, context.directory, self.policy.weights, self._config)
+
+
+def _skipped(norm: float, policy: Policy, begin: float) -> OptimStepResult:
+    return OptimStepResult(
+        grad_norm=norm, skipped=True, version=policy.version, work=_step_work(begin)
+    )
+
+
+def _step_work(begin: float) -> Work:
+    return Work(tokens=0, flops=0.0, seconds=time.perf_counter() - begin)
 
 
 def _equal(left: Weights, right: Weights) -> bool:

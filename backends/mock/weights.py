@@ -1,5 +1,5 @@
-"""Mock backend: the path of weights to the sampler (imports the sampler, the trainer, the model's
-types, and the contract)."""
+"""Mock backend: the path of weights to the sampler (imports the sampler, the trainer, staging, the
+model's types, and the contract)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import numpy as np
 
 from remote_rl.errors import BackendError, InvalidRequestError, nearest
 from remote_rl.protocol import OperationContext
-from remote_rl.requests import Push, Sync
+from remote_rl.requests import Push, PushPart, Sync
 from remote_rl.types import Label, SyncReceipt, Tensor
 
 from .generation import Served
 from .journal import Journal
 from .model import Floats, Weights, frozen
 from .sampler import Sampler
+from .staging import Staging
 from .trainer import Trainer
 
 #: what the trainer's own weights are
@@ -63,26 +64,31 @@ def _e4m3fn_table() -> Floats:
 _E4M3FN = _e4m3fn_table()
 
 
-def received(tensors: Mapping[str, Tensor], wanted: Weights) -> dict[str, Floats]:
-    """Pushed tensors in float64. Raises, by name, where one is missing, unknown, of another shape,
-    or holds what is no finite float64; nothing has changed then."""
-    for name, tensor in tensors.items():
+def check_shapes(shapes: Mapping[str, tuple[int, ...]], wanted: Weights) -> None:
+    """Raises, by name, where a pushed tensor is missing, unknown or of another shape."""
+    for name, shape in shapes.items():
         if name not in wanted:
             raise InvalidRequestError(
                 f"the model has no tensor {name!r}; {nearest(name, wanted)}", field=name
             )
-        if tensor.shape != wanted[name].shape:
+        if shape != wanted[name].shape:
             raise InvalidRequestError(
-                f"tensor {name!r} has shape {list(tensor.shape)}; the model's has "
+                f"tensor {name!r} has shape {list(shape)}; the model's has "
                 f"{list(wanted[name].shape)}",
                 field=name,
             )
-    missing = sorted(set(wanted) - set(tensors))
+    missing = sorted(set(wanted) - set(shapes))
     if missing:
         raise InvalidRequestError(
             f"push lacks {', '.join(map(repr, missing))}; it takes every tensor of the model",
             field=missing[0],
         )
+
+
+def received(tensors: Mapping[str, Tensor], wanted: Weights) -> dict[str, Floats]:
+    """Pushed tensors in float64. Raises, by name, where one is missing, unknown, of another shape,
+    or holds what is no finite float64; nothing has changed then."""
+    check_shapes({name: tensor.shape for name, tensor in tensors.items()}, wanted)
     arrays = {name: decoded(tensors[name]) for name in wanted}
     for name, array in arrays.items():
         if not np.isfinite(array).all():
@@ -105,10 +111,12 @@ class WeightPath:
         self._trainer = trainer
         self._sampler = sampler
         self._journal = journal
+        self.staging = Staging()
 
     async def sync(self, request: Sync, context: OperationContext) -> SyncReceipt:
         """Copies the trainer's weights; the sampler then serves their version."""
         async with self._journal.operation("sync", request, context):
+            self.staging.drop()  # one set of weights on its way is enough
             begin = time.monotonic()
             policy = self._trainer.policy
             copies = await context.thread(_copied, policy.weights)
@@ -119,11 +127,23 @@ class WeightPath:
             source = fingerprint(_shapes(policy.weights), dtypes)
             return self._receipt(source, size, begin)
 
+    async def push_part(self, request: PushPart, context: OperationContext) -> None:
+        """Keeps the pieces; the forms, which come first, must be the model's."""
+        async with self._journal.operation("push_part", request, context):
+            if request.forms:
+                self.staging.drop()
+                shapes = {name: form.shape for name, form in request.forms.items()}
+                check_shapes(shapes, self._trainer.policy.weights)
+                self.staging.begin(request.forms)
+            else:
+                await context.thread(self.staging.write, request.pieces)
+
     async def push(self, request: Push, context: OperationContext) -> SyncReceipt:
         """Takes a client's tensors; the sampler then serves them as `context.next_version`."""
         async with self._journal.operation("push", request, context):
             begin = time.monotonic()
-            tensors = request.tensors
+            staged = self.staging.take()
+            tensors = staged if request.tensors is None else request.tensors
             arrays = await context.thread(received, tensors, self._trainer.policy.weights)
             dtypes = {name: tensors[name].dtype for name in arrays}
             served = Served(frozen(arrays), dtypes, context.next_version, request.label)

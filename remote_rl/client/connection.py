@@ -7,11 +7,10 @@ called from any thread.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from ..errors import (
@@ -19,6 +18,7 @@ from ..errors import (
     ForkedProcessError,
     InvalidRequestError,
     LeaseError,
+    OperationCancelled,
     RemoteRLError,
     RunLostError,
     UnreachableError,
@@ -26,18 +26,18 @@ from ..errors import (
     describe,
 )
 from ..messages import (
-    Cancel,
     Detach,
+    Digest,
     Grant,
     Key,
     Outcome,
-    Submit,
     Transport,
     Waited,
 )
 from ..ops import OPERATIONS, Stream
 from ..ops import Operation as Row
-from ..requests import Abandon, Request
+from ..requests import Abandon, Delete, Request
+from .delivery import Delivery
 from .failures import Failures
 from .link import Link
 from .loop import LoopThread
@@ -46,8 +46,7 @@ from .waiting import Waiting
 from .worker import Worker
 
 log = logging.getLogger("remote_rl.client")
-
-_LINGER = 0.05
+_SAMPLING = Stream.SAMPLING.value
 
 
 class Connection:
@@ -63,16 +62,15 @@ class Connection:
         self._loop = loop
         self._process = os.getpid()
         self._lock = threading.RLock()
-        self.worker = Worker("remote_rl custom losses")
+        self.worker = Worker("remote_rl client jobs")
         self._numbers = dict.fromkeys((stream.value for stream in Stream), 0)
         self._calls: dict[Key, Call] = {}
         self.failures = Failures()
-        self._slots = asyncio.Semaphore(transport.submits)
-        self._backlog = 0
+        self._delivery = Delivery(self._link, transport.submits)
         self._waiting = Waiting(self._link)
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._generates_under_way: set[asyncio.Task[Any]] = set()
         self._waiter: asyncio.Task[None] | None = None
+        self._acknowledging: asyncio.Task[None] | None = None
         loop.when_broken = self._loop_ended
         loop.call(self._keep, self._keep_lease())
 
@@ -105,17 +103,17 @@ class Connection:
         """Takes the next number of the operation's stream, for `send` to fill."""
         self.check_process()
         row = OPERATIONS[name]
-        if row.stream is Stream.TRAINING:
+        if row.sequenced and self.worker.is_this_thread:
             self.refuse_in_custom_loss(name)
         with self._lock:
             if self.closing:
                 raise LeaseError("the session is closed; connect again")
             if self.broken is not None:
                 raise self.broken.copy()
-            stream = row.stream.value
-            self._numbers[stream] += 1
-            call = Call(self, row, self._numbers[stream], convert)
-            call.generates_before = self._numbers[Stream.SAMPLING.value]
+            number = self._numbers[row.stream_name] + 1
+            self._numbers[row.stream_name] = number
+            call = Call(self, row, number, convert)
+            call.generates_before = self._numbers[_SAMPLING]
             self._calls[call.key] = call
         return call
 
@@ -125,13 +123,15 @@ class Connection:
         return self._lock
 
     def send(
-        self, call: Call, request: Request, digest: str | None, deadline: float | None = None
+        self, call: Call, request: Request, digest: Digest | None, deadline: float | None = None
     ) -> None:
         """Submits the request under the call's number; returns at once.
 
         digest: `transport.digest(request)`, taken before the number is, since it fails where the
         request can't cross, and a number that is never sent would hold up all after it.
         """
+        if isinstance(request, Delete) and request.kind == "checkpoint":
+            self._link.checkpoints.forget(request.name)
         self._post(self._deliver(call, call.row, request, digest, deadline))
 
     def abandon(self, call: Call, error: BaseException) -> None:
@@ -142,15 +142,22 @@ class Connection:
         digest = self.transport.digest(request)
         self._post(self._deliver(call, row, request, digest, None))
 
+    def withdraw(self, calls: Iterable[Call], error: BaseException) -> None:
+        """Reserved numbers that were not sent never will be: they fail with `error`, and the run is
+        told, so that nothing waits for them. Unlike `abandon` it spoils no gradient."""
+        for call in calls:
+            self._finish(call, error=error)
+            self._post(self._ask_to_cancel(call))
+
     def cancel(self, call: Call) -> None:
         """Asks for the call not to start, or a generate to end."""
         call.cancel_asked = True
-        if not call.future.done():
-            self._post(self._cancel(call))
+        if not call.done:
+            self._post(self._ask_to_cancel(call))
 
     def stream(self, call: Call) -> None:
         """Brings the samples of a generate as they finish."""
-        if not call.streaming and not call.future.done():
+        if not call.streaming and not call.done:
             call.streaming = True
             self._loop.call(self._waiting.ask_anew)
 
@@ -167,14 +174,16 @@ class Connection:
 
     # -- on the loop ----------------------------------------------------------------------------
 
-    def _keep(self, coroutine: Any) -> None:
-        task = self._loop.loop.create_task(coroutine)
+    def _keep(self, coroutine: Any) -> asyncio.Task[Any]:
+        task: asyncio.Task[Any] = self._loop.loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _loop_ended(self) -> None:
         reason = "the session's event loop was ended from within, as by a SystemExit in the backend"
-        self.break_off(RunLostError(f"{reason}; connect again", last_checkpoint=None))
+        last = self._link.checkpoints.last
+        self.break_off(RunLostError(f"{reason}; connect again", last_checkpoint=last))
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
@@ -194,74 +203,58 @@ class Connection:
 
     def _finish(self, call: Call, response: Any = None, error: BaseException | None = None) -> None:
         call.finish(response, error)
-        self.failures.add(call)
+        if call.error is not None:
+            self.failures.add(call)
         with self._lock:  # last: what is no longer pending has its failure on record
             self._calls.pop(call.key, None)
 
     async def _deliver(
-        self, call: Call, row: Row, request: Request, digest: str | None, deadline: float | None
+        self, call: Call, row: Row, request: Request, digest: Digest | None, deadline: float | None
     ) -> None:
-        await self._after_generates(row)
-        self._backlog += 1
         try:
-            # control acts at once, also where thousands of generates wait for their turn
-            urgent = row.stream is Stream.CONTROL
-            async with contextlib.nullcontext() if urgent else self._slots:
-                self._backlog -= 1
-
-                def build(leased: dict[str, Any]) -> Submit:
-                    return Submit(
-                        operation=row.name,
-                        number=call.number,
-                        request=request,
-                        digest=digest,
-                        generates_before=call.generates_before,
-                        deadline=deadline,
-                        linger=0.0 if self._backlog else _LINGER,
-                        **leased,
-                    )
-
-                outcome = await self._link.talk(build, self.grant.lease_seconds)
+            outcome = await self._delivery.submit(call, row, request, digest, deadline)
         except (RunLostError, LeaseError, UnreachableError) as error:
             self.break_off(error)  # first: whoever hears of it finds the session ended
             self._finish(call, error=error)
-        except RemoteRLError as error:
+        except ConflictError as error:
             self._finish(call, error=error)
-            if row.stream is Stream.TRAINING and not isinstance(error, ConflictError):
-                # refused, so its number is still free there: without a tombstone, everything after
-                # it would wait for it
-                await self._cancel(call)
+        except RemoteRLError as error:
+            # Refused: without a tombstone, everything after its number would wait for it. Or the
+            # answer was garbled, it counts, and a caller told otherwise would do it twice.
+            call.refusal = error
+            await self._settle_refused(call, error)
         else:
+            if outcome is None:  # it ended before the run had it
+                return
             self._take(outcome)
             if not outcome.done:
                 self._start_waiting()
-
-    async def _after_generates(self, row: Row) -> None:
-        """An abort means all generates that were called before it, so it must not overtake one."""
-        task = asyncio.current_task()
-        if row.stream is Stream.SAMPLING and task is not None:
-            self._generates_under_way.add(task)
-            task.add_done_callback(self._generates_under_way.discard)
-        elif row.name == "abort" and self._generates_under_way:
-            await asyncio.wait(set(self._generates_under_way))
 
     def _take(self, outcome: Outcome) -> None:
         if not outcome.done:
             return
         key = (outcome.stream, outcome.number)
         self._link.acknowledge(key)
+        self._link.checkpoints.note(outcome.result)
         with self._lock:
             call = self._calls.get(key)
         if isinstance(outcome.error, (RunLostError, LeaseError)):
             self.break_off(outcome.error)
         if call is not None:
-            self._finish(call, outcome.result, outcome.error)
+            buried = isinstance(outcome.error, OperationCancelled) and call.refusal is not None
+            self._finish(call, outcome.result, call.refusal if buried else outcome.error)
+        if self._delivery.heard() and (self._acknowledging is None or self._acknowledging.done()):
+            self._acknowledging = self._keep(self._acknowledge())
+
+    async def _acknowledge(self) -> None:
+        try:
+            await self._delivery.acknowledge()
+        except RemoteRLError as error:
+            self.break_off(error)
 
     def _start_waiting(self) -> None:
         if self._waiter is None or self._waiter.done():
-            self._waiter = self._loop.loop.create_task(self._wait_for_outcomes())
-            self._tasks.add(self._waiter)
-            self._waiter.add_done_callback(self._ended)
+            self._waiter = self._keep(self._wait_for_outcomes())
 
     async def _wait_for_outcomes(self) -> None:
         while self.pending():
@@ -284,25 +277,31 @@ class Connection:
             if call is not None:
                 call.progress = report
         for partial in waited.partials:
-            call = calls.get((Stream.SAMPLING.value, partial.number))
+            call = calls.get((_SAMPLING, partial.number))
             if call is not None:
                 call.add_samples(partial.start, list(partial.samples.samples()))
         for outcome in waited.outcomes:
             self._take(outcome)
 
-    async def _cancel(self, call: Call) -> None:
+    async def _settle_refused(self, call: Call, error: RemoteRLError) -> None:
         try:
-            await self._link.talk(
-                lambda leased: Cancel(
-                    stream=call.row.stream.value,
-                    number=call.number,
-                    operation=call.row.name,
-                    **leased,
-                ),
-                self.grant.lease_seconds,
-            )
+            cancelled = await self._delivery.cancel(call)
+        except ConflictError:
+            return  # its outcome has come meanwhile, and was acknowledged
+        except RemoteRLError as unknown:
+            # nobody can tell whether it counts, so nothing after it would mean what it says
+            self.break_off(unknown)
+            self._finish(call, error=error)
+            return
+        if cancelled:
+            self._finish(call, error=error)
+        self._start_waiting()
+
+    async def _ask_to_cancel(self, call: Call) -> None:
+        try:
+            await self._delivery.cancel(call)
         except RemoteRLError as error:
-            if not call.future.done():
+            if not call.done:
                 log.warning("cancelling %s failed: %s", call.request_id, error)
         self._start_waiting()
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
-from ..errors import DeadlineExceededError, InvalidRequestError, UnsupportedError
+from ..errors import InvalidRequestError, UnsupportedError
 from ..losses import Cotangents, Custom, run_custom
 from ..requests import Forward, ForwardBackward
 from ..types.batch import Batch
 from ..types.ragged import Ragged
 from ..types.results import ForwardBackwardResult, Outputs
-from .faces import check_deadline
+from ..types.work import Work
+from .faces import check_deadline, time_left
 from .operation import Call, Operation
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def submit_custom(
 
     def convert(result: ForwardBackwardResult) -> ForwardBackwardResult:
         metrics = {**result.metrics, **told["metrics"]}
-        return attrs.evolve(result, value=told["value"], metrics=metrics)
+        work = Work.total([*told["work"], result.work])
+        return attrs.evolve(result, value=told["value"], metrics=metrics, work=work)
 
     connection = face._connection
     connection.worker.ready()
@@ -75,9 +77,10 @@ def submit_custom(
             value, cotangents, metrics = run_custom(loss, batch, held)
             told["value"] = value
             told["metrics"] = {**metrics, "custom/forwards": 0.0 if first is None else 1.0}
+            told["work"] = () if first is None else (held.work,)
             request = ForwardBackward(batch=sent, loss=cotangents, model=model)
             own = connection.transport.digest(request)
-            left = _left(deadline, begin)
+            left = time_left(deadline, begin, "the custom loss was computed")
         except BaseException as error:  # noqa: BLE001 - whatever the caller's function raises is the outcome
             connection.abandon(call, error)
         else:
@@ -131,14 +134,3 @@ def computed_for(batch: Batch, policy: str) -> str:
     ):
         state.update(np.ascontiguousarray(array).data)
     return state.hexdigest()
-
-
-def _left(deadline: float | None, begin: float) -> float | None:
-    if deadline is None:
-        return None
-    left = deadline - (time.monotonic() - begin)
-    if left <= 0:
-        raise DeadlineExceededError(
-            f"the deadline of {deadline:g} s passed while the custom loss was computed"
-        )
-    return left

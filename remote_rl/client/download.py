@@ -34,13 +34,27 @@ def download_files(session: Session, kind: str, name: str, destination: Path) ->
             target = _inside(aside, path)
             target.parent.mkdir(parents=True, exist_ok=True)
             with target.open("wb") as file:
-                for offset in range(0, size, _CHUNK):
+                offset = 0
+                while offset < size:
                     piece = ReadFile(
-                        kind=request.kind, name=name, path=path, offset=offset, length=_CHUNK
+                        kind=request.kind,
+                        name=name,
+                        path=path,
+                        offset=offset,
+                        length=_CHUNK,
+                        identity=listed.identity,
                     )
                     chunk: FileChunk = session._submit("read_file", piece).result()
+                    count = len(chunk.data)
+                    if chunk.size != size or not 0 < count <= size - offset:
+                        raise ConflictError(
+                            f"{path!r} of {kind} {name!r} was listed with {size:,} bytes and has "
+                            f"others now; start the download again",
+                            name=name,
+                        )
                     file.write(chunk.data.tobytes())
-                    done += len(chunk.data)
+                    offset += count
+                    done += count
                     line.show(f"remote_rl: download of {name!r}, {done:,} of {total:,} bytes")
     finally:
         line.clear()

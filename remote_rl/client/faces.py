@@ -6,20 +6,17 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import time
 from collections.abc import Callable
 from numbers import Real
 from typing import Any, TypeVar
 
-from ..errors import InvalidRequestError, UnknownNameError, nearest
+from ..errors import DeadlineExceededError, InvalidRequestError, UnknownNameError, nearest
 from ..requests import Request
 from .connection import Connection
-from .operation import Operation
+from .operation import Operation, as_it_is
 
 T = TypeVar("T")
-
-
-def _as_it_is(response: Any) -> Any:
-    return response
 
 
 def check_deadline(deadline: Any) -> None:
@@ -32,6 +29,17 @@ def check_deadline(deadline: Any) -> None:
             f"deadline must be a finite number > 0 (seconds from now) or None, not {deadline!r}",
             field="deadline",
         )
+
+
+def time_left(deadline: float | None, begin: float, doing: str) -> float | None:
+    """Seconds that are left of a deadline that counts from `begin` (on the monotonic clock). Raises
+    `DeadlineExceededError` where none are; `doing`: what took them."""
+    if deadline is None:
+        return None
+    left = deadline - (time.monotonic() - begin)
+    if left <= 0:
+        raise DeadlineExceededError(f"the deadline of {deadline:g} s passed while {doing}")
+    return left
 
 
 def _nearest_keyword(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -67,13 +75,14 @@ class Face:
     def _check(self, name: str, request: Request) -> None:
         info = self._connection.grant.info
         info.capabilities.check(name, request, info.backend)
-        info.model.check(request)
+        # the run looks at every token as well, and it looks last
+        info.model.check(request, again=False)
 
     def _submit(
         self,
         name: str,
         request: Request,
-        convert: Callable[[Any], Any] = _as_it_is,
+        convert: Callable[[Any], Any] = as_it_is,
         deadline: float | None = None,
         kind: type[Operation[Any]] = Operation,
     ) -> Any:

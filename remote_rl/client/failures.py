@@ -29,7 +29,7 @@ class Failures:
 
     def raise_dropped(self, asking: Call) -> None:
         """Raises the first failure of a call that nobody holds; the asker's own comes first."""
-        if asking.error is not None:
+        if not self._calls or asking.error is not None:
             return
         failure = self.first(lambda call: not call.held)
         if failure is not None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+log = logging.getLogger("remote_rl.client")
+
+#: seconds for tasks to end that have been cancelled
+_PATIENCE = 5.0
 
 
 class LoopThread:
@@ -70,4 +75,7 @@ async def _cancel_others() -> None:
     others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     for task in others:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    if others:
+        _, left = await asyncio.wait(others, timeout=_PATIENCE)
+        if left:  # of a backend in this process; nothing can end it, and nothing waits for it
+            log.warning("%d task(s) heed no cancellation and are left behind: %s", len(left), left)

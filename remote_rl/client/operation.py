@@ -1,19 +1,19 @@
 """Client: the future that every call returns, for blocking and async code alike (imports the
-contract and progress)."""
+contract, ending and progress)."""
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import threading
-import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..errors import DirtyGradientsError, RemoteRLError
 from ..messages import ProgressReport
 from ..ops import Operation as Row
+from ..ops import Stream
 from ..types.generation import Group, Sample
+from .ending import Ending
 from .progress import watched_result
 
 if TYPE_CHECKING:
@@ -23,14 +23,20 @@ T = TypeVar("T")
 
 
 _NOT_YET = object()
+_SAMPLING = Stream.SAMPLING.value
+
+
+def as_it_is(response: Any) -> Any:
+    """The `convert` of most operations: the response is the result."""
+    return response
 
 
 class Call:
     """What a connection keeps of one operation; its public side is `Operation`.
 
-    convert: from the dispatcher's response to the caller's result.
+    ending: its outcome. convert: from the dispatcher's response to the caller's result.
     observed: somebody was given the outcome. held: the caller still has the Operation.
-    cancel_asked: the caller wanted it not to run.
+    cancel_asked: the caller wanted it not to run. refusal: why the run did not accept it.
     listeners: called, on the session's loop, when samples or the outcome have come.
     """
 
@@ -44,64 +50,61 @@ class Call:
         self.connection = connection
         self.row = row
         self.number = number
+        self.key = (row.stream_name, number)
         self.convert = convert
-        self.future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self.future.set_running_or_notify_cancel()
+        self.ending = Ending()
         self.progress: ProgressReport | None = None
         self.samples: list[Sample] = []
         self.streaming = False
         self.generates_before = 0
-        self.changed = threading.Condition()
+        #: of the samples of a generate; nothing else is iterated
+        self.changed = threading.Condition() if row.stream_name == _SAMPLING else None
         self.converting = threading.Lock()
         self.result: Any = _NOT_YET
         self.listeners: list[Callable[[], None]] = []
         self.observed = False
         self.held = True
         self.cancel_asked = False
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """(stream, number)."""
-        return (self.row.stream.value, self.number)
+        self.refusal: RemoteRLError | None = None
 
     @property
     def request_id(self) -> str:
         """As the dispatcher names it."""
-        return f"{self.connection.client_id}:{self.row.stream.value}:{self.number}"
+        return f"{self.connection.client_id}:{self.row.stream_name}:{self.number}"
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self.ending.done
 
     @property
     def error(self) -> BaseException | None:
         """The failure, if it has ended in one."""
-        return self.future.exception() if self.future.done() else None
+        return self.ending.error
 
     def finish(self, response: Any = None, error: BaseException | None = None) -> None:
         """The outcome; a second one is ignored."""
-        with self.changed:
-            if self.future.done():
-                return
-            if error is not None:
-                self.future.set_exception(error)
-            else:
-                self.future.set_result(response)
+        if self.ending.tell(response, error) and (self.listeners or self.changed is not None):
             self._tell()
 
     def add_samples(self, start: int, samples: list[Sample]) -> None:
         """Samples that have finished; those already held are passed over."""
-        with self.changed:
-            self.samples += samples[max(0, len(self.samples) - start) :]
-            self._tell()
+        self.samples += samples[max(0, len(self.samples) - start) :]
+        self._tell()
 
     def _tell(self) -> None:
-        self.changed.notify_all()
+        if self.changed is not None:
+            with self.changed:
+                self.changed.notify_all()
         for listener in list(self.listeners):
             listener()
 
     def outcome(self) -> Any:
         """The result of an ended call, or its error raised; either is now observed."""
         self.observed = True
-        error = self.future.exception()
+        error = self.ending.error
         if error is None:
-            return self._converted()
+            return self.ending.response if self.convert is as_it_is else self._converted()
         if isinstance(error, DirtyGradientsError):
             self.connection.failures.observe_before(self)
         raise error.copy() if isinstance(error, RemoteRLError) else error
@@ -109,14 +112,14 @@ class Call:
     def own_outcome(self) -> Any:
         """Waits for the end and gives the outcome of this call alone: other operations' failures
         are for the caller to hear."""
-        concurrent.futures.wait([self.future])
+        self.ending.wait()
         return self.outcome()
 
     def _converted(self) -> Any:
         # on the caller's thread, once: on the loop, a long conversion would hold up the lease
         with self.converting:
             if self.result is _NOT_YET:
-                self.result = self.convert(self.future.result())
+                self.result = self.convert(self.ending.response)
             return self.result
 
 
@@ -130,7 +133,9 @@ class Operation(Generic[T]):
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        weakref.finalize(self, _let_go, call).atexit = False
+
+    def __del__(self) -> None:
+        self._call.held = False
 
     def result(self, timeout: float | None = None) -> T:
         """Waits and returns the result, or raises the failure.
@@ -148,10 +153,17 @@ class Operation(Generic[T]):
         return self._wait_for_it().__await__()
 
     async def _wait_for_it(self) -> T:
-        ended = asyncio.wrap_future(self._call.future)
-        ended.add_done_callback(_look_at)
-        # a cancelled awaiter must not cancel the operation, nor take its outcome
-        await asyncio.wait([ended])
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def tell() -> None:
+            _on_loop(loop, ended.set)
+
+        self._call.listeners.append(tell)
+        try:
+            if not self._call.done:
+                await ended.wait()
+        finally:
+            self._call.listeners.remove(tell)
         self._call.connection.failures.raise_dropped(self._call)
         outcome: T = self._call.outcome()
         return outcome
@@ -159,7 +171,7 @@ class Operation(Generic[T]):
     def done(self) -> bool:
         """Whether the outcome is there."""
         self._call.connection.check_process()
-        return self._call.future.done()
+        return self._call.done
 
     def cancel(self) -> None:
         """Asks that it not start; a generate that runs ends early. The outcome tells:
@@ -180,21 +192,18 @@ class Operation(Generic[T]):
         return self._call.request_id
 
     def __repr__(self) -> str:
-        if not self._call.future.done():
+        if not self._call.done:
             state = "pending"
         else:
             state = "failed" if self._call.error is not None else "done"
         return f"Operation({self._call.row.name} {self._call.number}, {state})"
 
 
-def _let_go(call: Call) -> None:
-    call.held = False
-
-
-def _look_at(future: asyncio.Future[Any]) -> None:
-    """Takes note of the failure, so that asyncio doesn't log it beside raising it."""
-    if not future.cancelled():
-        future.exception()
+def _on_loop(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        pass  # that loop has been closed, and what waited in it is gone
 
 
 class GenerateOperation(Operation[tuple[Group, ...]]):
@@ -210,12 +219,13 @@ class GenerateOperation(Operation[tuple[Group, ...]]):
         call.connection.check_process()
         call.connection.stream(call)
         given: set[tuple[int, int]] = set()
+        assert call.changed is not None
         while True:
             with call.changed:
-                while len(call.samples) <= len(given) and not call.future.done():
+                while len(call.samples) <= len(given) and not call.done:
                     call.changed.wait()
             fresh = _fresh(call, given)
-            if not fresh and call.future.done():
+            if not fresh and call.done:
                 return
             yield from fresh
 
@@ -227,17 +237,14 @@ class GenerateOperation(Operation[tuple[Group, ...]]):
         news = asyncio.Event()
 
         def tell() -> None:
-            try:
-                loop.call_soon_threadsafe(news.set)
-            except RuntimeError:
-                pass  # that loop has been closed, and the iteration with it
+            _on_loop(loop, news.set)
 
         given: set[tuple[int, int]] = set()
         call.listeners.append(tell)
         try:
             while True:
                 news.clear()
-                ended = call.future.done()
+                ended = call.done
                 fresh = _fresh(call, given)
                 for sample in fresh:
                     yield sample
@@ -250,7 +257,7 @@ class GenerateOperation(Operation[tuple[Group, ...]]):
 
 
 def _fresh(call: Call, given: set[tuple[int, int]]) -> list[Sample]:
-    if call.future.done():
+    if call.done:
         groups = call.outcome()
         samples = [sample for group in groups for sample in group]
     else:

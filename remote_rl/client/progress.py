@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import concurrent.futures
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -18,34 +18,24 @@ _REFRESH = 0.5
 
 def watched_result(call: Call, timeout: float | None) -> None:
     """Waits until the call has ended; `TimeoutError` after `timeout` seconds."""
-    line = ProgressLine()
     start = time.monotonic()
+    if call.ending.wait(_PATIENCE if timeout is None else min(_PATIENCE, timeout)):
+        return
+    line = ProgressLine()
     try:
-        if not line.enabled or (timeout is not None and timeout <= _PATIENCE):
-            _wait(call, timeout)
-            return
         while True:
             spent = time.monotonic() - start
-            left = None if timeout is None else timeout - spent
-            step = _PATIENCE if spent < _PATIENCE else _REFRESH
-            done, _ = concurrent.futures.wait(
-                [call.future], step if left is None else max(0.0, min(step, left))
-            )
-            if done:
+            left = math.inf if timeout is None else timeout - spent
+            if left <= 0:
+                raise TimeoutError(
+                    f"{call.row.name} has not ended after {timeout:g} s; it goes on, ask again"
+                )
+            line.show(_describe(call, spent))
+            step = min(left, _REFRESH if line.enabled else math.inf)
+            if call.ending.wait(None if step == math.inf else step):
                 return
-            if left is not None and left <= step:
-                _wait(call, 0)
-            line.show(_describe(call, time.monotonic() - start))
     finally:
         line.clear()
-
-
-def _wait(call: Call, timeout: float | None) -> None:
-    done, _ = concurrent.futures.wait([call.future], timeout)
-    if not done:
-        raise TimeoutError(
-            f"{call.row.name} has not ended after {timeout:g} s; it goes on, ask again"
-        )
 
 
 def _describe(call: Call, seconds: float) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import concurrent.futures
 import logging
 import time
 import warnings
@@ -147,7 +146,7 @@ class Session(Face):
         they are cancelled, and the session says so."""
         began, told, line = time.monotonic(), False, ProgressLine()
         while pending := self._connection.pending():
-            ended, _ = concurrent.futures.wait([pending[0].future], _PAUSE_CHECK)
+            ended = pending[0].ending.wait(_PAUSE_CHECK)
             if not ended:
                 waits = ", ".join(sorted({call.row.name for call in pending}))
                 line.show(f"remote_rl: closing, waits for {len(pending)} operation(s): {waits}")
@@ -159,7 +158,8 @@ class Session(Face):
             if self._is_paused():
                 for call in pending:
                     self._connection.cancel(call)
-                concurrent.futures.wait([call.future for call in pending])
+                for call in pending:
+                    call.ending.wait()
                 line.clear()
                 raise ConflictError(
                     f"the session was closed while generation was paused: {len(pending)} "

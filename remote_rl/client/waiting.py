@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 from ..messages import Wait, Waited
 from .link import Link
 
 _WAIT = 20.0
+#: one that is lost is repeated with half the time, for a gateway may allow less; down to this
+_SHORTEST = 0.5
 #: beyond the wait itself, before the connection counts as lost
 _PATIENCE = 10.0
 
@@ -19,6 +22,7 @@ class Waiting:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._poke = asyncio.Event()
+        self._longest = math.inf
 
     def ask_anew(self) -> None:
         """Ends the present wait, since the next one has more to ask for; on the loop."""
@@ -27,8 +31,15 @@ class Waiting:
     async def ask(self, cursors: dict[str, int]) -> Waited | None:
         """What has happened, or None where it is time to ask anew."""
 
+        lost = False
+
         def build(leased: dict[str, Any]) -> Wait:
-            return Wait(timeout=_WAIT, cursors=cursors, **leased)
+            nonlocal lost
+            seconds = min(_WAIT, self._longest)
+            if lost and seconds > _SHORTEST:
+                seconds = self._longest = seconds / 2
+            lost = True  # unless this one is answered, it is built once more
+            return Wait(timeout=seconds, cursors=cursors, **leased)
 
         talk = asyncio.ensure_future(self._link.talk(build, _WAIT + _PATIENCE))
         poke = asyncio.ensure_future(self._poke.wait())

@@ -1,4 +1,4 @@
-"""Client: the weights face (imports the contract and faces)."""
+"""Client: the weights face (imports the contract, faces and pushes)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..types.generation import Label
 from ..types.results import SyncReceipt, WeightsVersion
 from .faces import Face
 from .operation import Operation
+from .pushes import new_transfer, plan_of, submit_parts
 
 
 class Weights(Face):
@@ -43,6 +44,7 @@ class Weights(Face):
         in_flight: InFlight = "keep",
         label: Label = None,
         *,
+        part_bytes: int | None = None,
         model: str = "policy",
         deadline: float | None = None,
     ) -> Operation[SyncReceipt]:
@@ -52,10 +54,19 @@ class Weights(Face):
         missing, extra and misshaped ones are refused before anything changes, by an
         `InvalidRequestError` from `.result()`; a dtype that the backend does not take is an
         `UnsupportedError` at the call. Its other errors are those of `sync`.
+        part_bytes: tensors of more bytes go in several messages of so many each (64 MiB), two at a
+        time, so that nobody holds a copy of all of them on the way; the sampler changes once, at
+        the end, to the same bits. A part that fails fails the push, and nothing has changed. What
+        is called after the push runs after it. Where the backend takes no parts the default is one
+        message, and a number of bytes that would need several an `UnsupportedError`.
         """
-        request = Push(tensors=tensors, in_flight=in_flight, label=label, model=model)
-        operation: Operation[SyncReceipt] = self._submit("push", request, deadline=deadline)
-        return operation
+        plan = plan_of(self, tensors, part_bytes)
+        if plan is None:
+            request = Push(tensors=tensors, in_flight=in_flight, label=label, model=model)
+            operation: Operation[SyncReceipt] = self._submit("push", request, deadline=deadline)
+            return operation
+        push = Push(transfer=new_transfer(), in_flight=in_flight, label=label, model=model)
+        return submit_parts(self, plan, push, deadline)
 
     def version(self, *, model: str = "policy") -> Operation[WeightsVersion]:
         """Which versions trainer and sampler hold, after all that was submitted before."""

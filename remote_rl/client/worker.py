@@ -1,5 +1,5 @@
-"""Client: one thread for the caller's own loss functions, one after the other
-(imports threading)."""
+"""Client: one thread for the caller's own loss functions and for pushes in parts, one after the
+other (imports threading)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Callable
 class Worker:
     """Runs jobs in the order of their submission on a daemon thread, which begins with the first.
 
-    Losses are ordered anyway: the forward of the second comes after the backward of the first, so
-    more threads would only wait. A job must not raise.
+    They are ordered anyway: the forward of a second loss comes after the backward of the first, and
+    both after a push before them, so more threads would only wait. A job must not raise.
     """
 
     def __init__(self, name: str) -> None:

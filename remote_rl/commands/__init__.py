@@ -6,6 +6,6 @@ A new subcommand is a new module here and one entry in `COMMANDS`.
 
 from types import ModuleType
 
-from . import info, serve
+from . import conformance, demo, info, serve, top
 
-COMMANDS: tuple[ModuleType, ...] = (serve, info)
+COMMANDS: tuple[ModuleType, ...] = (demo, serve, info, top, conformance)

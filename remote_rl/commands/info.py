@@ -1,4 +1,4 @@
-"""Command line: `remote-rl info` (imports commands.values; the transport in `run`)."""
+"""Command line: `remote-rl info` (imports commands.asking)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
-from .values import read_token
+from .asking import add_server_arguments, ask, server_of
 
 if TYPE_CHECKING:
     from ..run_info import RunInfo
@@ -18,20 +18,17 @@ DESCRIPTION = """\
 Asks a server what its run is. Takes no lease, so it disturbs nobody who works there.
 
   $ remote-rl info http://127.0.0.1:7700
+  $ remote-rl info https://gpu-box:7700 --token-file token --ca-file ca.pem --json
+
+Exit codes: 0 it answered (also where it says that its run is lost), 1 nothing answers or the token
+is wrong, 2 wrong usage.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The subcommand's own arguments."""
-    parser.add_argument("url", help="http://HOST:PORT of the server")
+    add_server_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
-    parser.add_argument(
-        "--token-file", metavar="FILE", help="holds the token (else REMOTE_RL_TOKEN)"
-    )
-    parser.add_argument("--ca-file", metavar="FILE", help="certificates to trust, PEM")
-    parser.add_argument(
-        "--timeout", type=float, default=5.0, metavar="SECONDS", help="(%(default)g)"
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,22 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _ask(arguments: argparse.Namespace) -> RunInfo:
-    from ..errors import UnreachableError
-    from ..messages import ConnectionLost, Describe
-    from ..transports.http import HttpTransport
+    from ..messages import Describe
 
-    transport = HttpTransport(
-        arguments.url, token=read_token(arguments.token_file), ca_file=arguments.ca_file
-    )
-    try:
-        answer: RunInfo = await transport.call(Describe(), arguments.timeout)
+    async with server_of(arguments) as server:
+        answer: RunInfo = await ask(server, Describe(), arguments.timeout)
         return answer
-    except ConnectionLost as lost:
-        raise UnreachableError(
-            f"nothing answers at {transport.target} ({lost}); is `remote-rl serve` running there?"
-        ) from lost
-    finally:
-        await transport.close()
 
 
 def as_json(answer: RunInfo) -> dict[str, Any]:
@@ -86,7 +72,8 @@ def as_lines(answer: RunInfo) -> list[str]:
         ("backend", answer.backend),
         ("model", f"{model.name}: vocabulary {model.vocab_size}, context {context}{parameters}"),
         ("weights", f"trainer {versions.trainer}, sampler {sampler}{label}"),
-        ("state", "pristine" if answer.pristine else "trained or loaded"),
+        ("state", _state(answer)),
+        ("devices", _devices(answer)),
         ("driver", "connected" if answer.driver else "none"),
         ("checkpoints", "can be saved" if answer.checkpoint_dir else "no --checkpoint-dir"),
     ]
@@ -96,6 +83,22 @@ def as_lines(answer: RunInfo) -> list[str]:
     ]
     width = max(len(name) for name, _ in rows)
     return [f"{name:<{width}}  {value}" for name, value in rows]
+
+
+def _state(answer: RunInfo) -> str:
+    if answer.lost is not None:
+        return f"LOST: {answer.lost}"
+    state = "pristine" if answer.pristine else "trained or loaded"
+    return f"{state}, generation paused" if answer.paused else state
+
+
+def _devices(answer: RunInfo) -> str:
+    held = answer.devices
+    if held is None:
+        return "not said"
+    peak = held.reason if held.peak_flops is None else f"{held.peak_flops / 1e12:g} TFLOP/s each"
+    others = f", {held.total} in all" if held.total > held.count else ""
+    return f"{held.count} x {held.kind}, training in {held.dtype}{others}; {peak}"
 
 
 def _listed(names: Any) -> str:

@@ -30,6 +30,8 @@ class RunningContext:
     executor: Executor
     loop: asyncio.AbstractEventLoop
     wake_client: Callable[[], None]
+    on_sample: Callable[[Sample], None]
+    on_loss: Callable[[str], None]
     version: int
     next_version: int
     seed: int = 0
@@ -52,7 +54,7 @@ class RunningContext:
     @property
     def cancelled(self) -> bool:
         """Whether it should end early."""
-        return self.record.abort_signal.is_set()
+        return self.record.told_to_end
 
     @property
     def abort_signal(self) -> asyncio.Event:
@@ -69,26 +71,43 @@ class RunningContext:
 
     def _show(self, report: ProgressReport) -> None:
         record = self.record
-        record.last_sign = self.clock.now()
+        self._lives()
         record.doing = report.what or record.doing
         record.progress, record.progress_sent = report, False
         self.wake_client()
+
+    def _lives(self) -> None:
+        # what was told to end has one stall_timeout for it, whatever it goes on to report
+        if not self.cancelled:
+            self.record.last_sign = self.clock.now()
 
     def emit(self, sample: Sample) -> None:
         """One finished sample, from any thread."""
         self._on_loop(self._take, sample)
 
     def _take(self, sample: Sample) -> None:
-        self.record.last_sign = self.clock.now()
-        self.record.samples.append(sample)
+        if self.record.done:
+            return
+        self._lives()
+        self.record.add_sample(sample)
+        self.on_sample(sample)
         self.wake_client()
+
+    def lost(self, reason: str) -> None:
+        """The engine has died; at any time, from any thread."""
+        self._on_loop(self.on_loss, reason)
 
     def _on_loop(self, function: Callable[..., None], argument: Any) -> None:
         # records and signals belong to the loop; a thread's report waits for its turn there
         if threading.get_ident() == self.thread_of_loop:
             function(argument)
         else:
-            self.loop.call_soon_threadsafe(function, argument)
+            try:
+                self.loop.call_soon_threadsafe(function, argument)
+            except RuntimeError:
+                if not self.loop.is_closed():
+                    raise
+                # a thread that outlived its run: nobody is left to hear of it
 
     async def thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Runs a blocking function off the loop."""

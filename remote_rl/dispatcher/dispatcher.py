@@ -7,52 +7,51 @@ import asyncio
 import functools
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from .. import __about__
-from ..errors import (
-    InvalidRequestError,
-    OperationCancelled,
-    ProtocolError,
-    RemoteRLError,
-)
+from ..errors import InvalidRequestError, ProtocolError, RemoteRLError, RunLostError
 from ..messages import (
     Attach,
+    Busy,
     Cancel,
-    Cancelled,
     Describe,
     Detach,
     Detached,
     Leased,
     Message,
+    Observe,
     Outcome,
     Renew,
     Renewed,
     Submit,
     Wait,
-    Waited,
 )
-from ..ops import ALWAYS_OFFERED, OPERATIONS, Operation, Stream
+from ..ops import ALWAYS_OFFERED, OPERATIONS, Stream
 from ..protocol import PROTOCOL_VERSIONS, Backend, Capabilities
 from ..requests import Abort, Generate, Save
-from ..run_info import RunInfo
+from ..run_info import RunInfo, RunStatus
 from ..types.fields import is_number
+from .budget import DEFAULT_BUDGET
 from .capability_checks import check_backend
-from .clients import Client
-from .clock import Clock, SystemClock
+from .clock import AwakeClock, Clock, SystemClock
 from .context import RunningContext
 from .execution import Execution
 from .gate import Gate
-from .record import Record, State
+from .intake import Intake
+from .record import Record
 from .rules import Rules, SeedBook
 from .runner import Runner
+from .statistics import Statistics
+from .stopping import Stopping
 from .store import Store
+from .threads import Threads
 
-_PROGRESS_INTERVAL = 0.25
+_SAMPLING = Stream.SAMPLING.value
+_SOFTWARE = f"remote_rl {__about__.__version__}"
 
 
 class Dispatcher:
@@ -60,6 +59,8 @@ class Dispatcher:
 
     checkpoint_dir: where saves and exports go; None refuses them. lease_seconds: how long a
     silent client keeps its rights. stall_timeout: how long a silent operation is trusted.
+    budget_bytes: what is kept for each client at most, in bytes of arrays: requests that have not
+    ended and results that are not acknowledged. Beyond it a client's submits wait.
     All methods belong to the event loop that called `start`.
     """
 
@@ -70,6 +71,7 @@ class Dispatcher:
         checkpoint_dir: str | Path | None = None,
         lease_seconds: float = 60.0,
         stall_timeout: float = 300.0,
+        budget_bytes: int = DEFAULT_BUDGET,
         clock: Clock | None = None,
     ) -> None:
         for name, seconds in (("lease_seconds", lease_seconds), ("stall_timeout", stall_timeout)):
@@ -77,20 +79,28 @@ class Dispatcher:
                 raise InvalidRequestError(
                     f"{name} must be a number of seconds above 0, not {seconds!r}", field=name
                 )
+        if type(budget_bytes) is not int or budget_bytes < 1:
+            raise InvalidRequestError(
+                f"budget_bytes must be a whole number of bytes above 0, not {budget_bytes!r}",
+                field="budget_bytes",
+            )
         check_backend(backend)
         self.backend = backend
         self.instance_id = uuid.uuid4().hex
-        self.clock = clock or SystemClock()
+        self.clock = AwakeClock(clock or SystemClock())
         self.rules = Rules()
+        self.statistics = Statistics(self.clock, lambda: self.rules.version)
+        self.stopping = Stopping(self)
         self.seeds = SeedBook(backend.seed)
         self.store = Store(None if checkpoint_dir is None else Path(checkpoint_dir))
         # apart, so that generates that block can't keep training from a thread
         self.executors = {
-            Stream.TRAINING.value: ThreadPoolExecutor(2, "remote_rl training"),
-            Stream.SAMPLING.value: ThreadPoolExecutor(32, "remote_rl sampling"),
+            Stream.TRAINING.value: Threads(2, "remote_rl training"),
+            _SAMPLING: Threads(32, "remote_rl sampling"),
         }
         self.execution = Execution(backend, self.rules, self.seeds, self.store, self.info)
         self.runner = Runner(self, stall_timeout)
+        self.intake = Intake(self, budget_bytes)
         self.gate = Gate(
             instance_id=self.instance_id,
             describe=self.info,
@@ -99,7 +109,7 @@ class Dispatcher:
             rules=self.rules,
             seeds=self.seeds,
             store=self.store,
-            client_ended=self.runner.lift_pause_of,
+            client_ended=self.runner.pauses.client_ended,
         )
 
     # -- life -----------------------------------------------------------------------------------
@@ -120,15 +130,30 @@ class Dispatcher:
                 on_progress(record.progress.what)
 
         try:
-            await self.runner.watch_start(record, self.backend.start(self._context(record, hear)))
+            await self.runner.watch.start(record, self.backend.start(self._context(record, hear)))
         except BaseException:
             await self.runner.close_backend()
             raise
         self.runner.start()
 
+    async def drain(self, grace: float) -> None:
+        """A stop in order, before `close`: `Stopping.drain`."""
+        await self.stopping.drain(grace)
+
+    @property
+    def attached(self) -> int:
+        """How many clients hold a lease."""
+        return len(self.gate.clients)
+
+    async def lost(self) -> RunLostError:
+        """Waits until the run is over, and says why."""
+        await self.gate.over.wait()
+        assert self.gate.lost is not None
+        return self.gate.lost
+
     async def close(self) -> None:
         """Ends everything: what runs is cancelled, what waits fails, the backend is closed."""
-        self.gate.lose(self.gate.run_lost("the run was closed"))
+        self.gate.lose(self.stopping.error or self.gate.run_lost("the run was closed"))
         await self.runner.stop()
         await self.runner.close_backend()
 
@@ -136,9 +161,14 @@ class Dispatcher:
 
     async def handle(self, message: Message) -> Any:
         """The one entry: a message of a client, answered or refused with an error of the tree."""
+        if isinstance(message, Submit):
+            return await self._submit(message)
         if isinstance(message, Describe):
             return self.info()
+        if isinstance(message, Observe):
+            return self.status()
         if isinstance(message, Attach):
+            self.stopping.refuse_client()
             return self.gate.attach(message)
         if not isinstance(message, Leased):
             raise ProtocolError(f"{type(message).__name__} is no message that a client sends")
@@ -146,17 +176,29 @@ class Dispatcher:
             return Detached()
         client = self.gate.client(message)
         client.acknowledge(message.acknowledged)
-        if isinstance(message, Submit):
-            return await self._submit(client, message)
         if isinstance(message, Wait):
-            return await self._wait(client, message)
+            return await self.intake.wait(client, message)
         if isinstance(message, Cancel):
-            return self._cancel(client, message)
+            return self.intake.cancel(client, message)
         if isinstance(message, Detach):
             return self.gate.detach(client)
         if isinstance(message, Renew):
             return Renewed(lease_seconds=self.gate.leases.seconds)
         raise ProtocolError(f"{type(message).__name__} is no message that a client sends")
+
+    async def _submit(self, message: Submit) -> Outcome | Busy:
+        client = self.gate.client(message)
+        try:
+            if message.acknowledged:
+                client.acknowledge(message.acknowledged)
+            answer = await self.intake.submit(client, message)
+        except RemoteRLError as error:  # the operation was not accepted
+            if message.operation in OPERATIONS:  # names that a client makes up are not kept
+                self.statistics.refused(message.operation, error)
+            raise
+        if isinstance(answer, Busy):
+            self.statistics.had_no_room()
+        return answer
 
     def info(self) -> RunInfo:
         """What the run is, now."""
@@ -166,13 +208,41 @@ class Dispatcher:
             model=self.backend.model,
             capabilities=self.capabilities,
             protocol_versions=PROTOCOL_VERSIONS,
-            software=f"remote_rl {__about__.__version__}",
+            software=_SOFTWARE,
             versions=self.execution.versions(),
             paused=self.rules.paused,
             pristine=self.rules.pristine,
             checkpoint_dir=self.store.available,
             driver=self.gate.leases.driver is not None,
             lost=None if self.gate.lost is None else self.gate.lost.message,
+            devices=getattr(self.backend, "devices", None),
+        )
+
+    def status(self) -> RunStatus:
+        """How the run is and what it has done, now."""
+        statistics = self.statistics
+        recent_mean, recent_max = statistics.recent()
+        return RunStatus(
+            instance_id=self.instance_id,
+            backend=self.backend.name,
+            model=self.backend.model.name,
+            software=_SOFTWARE,
+            uptime=statistics.uptime(),
+            versions=self.execution.versions(),
+            driver=self.gate.leases.driver is not None,
+            clients=self.attached,
+            paused=self.rules.paused,
+            stopping=self.stopping.error is not None,
+            lost=None if self.gate.lost is None else self.gate.lost.message,
+            kept_bytes=sum(client.ledger.kept for client in self.gate.clients.values()),
+            busy=statistics.busy,
+            operations=tuple(statistics.operations()),
+            generated_samples=statistics.generated_samples,
+            generated_tokens=statistics.generated_tokens,
+            staleness=statistics.staleness(),
+            recent_mean=recent_mean,
+            recent_max=recent_max,
+            last_failure=statistics.last_failure(),
         )
 
     @functools.cached_property
@@ -180,106 +250,6 @@ class Dispatcher:
         """The backend's, with what the dispatcher offers whatever the backend."""
         declared = self.backend.capabilities
         return attrs.evolve(declared, operations=declared.operations | ALWAYS_OFFERED)
-
-    # -- operations -----------------------------------------------------------------------------
-
-    async def _submit(self, client: Client, message: Submit) -> Outcome:
-        row = OPERATIONS.get(message.operation)
-        if row is None or not isinstance(message.request, row.request):
-            raise ProtocolError(
-                f"{message.operation!r} with a {type(message.request).__name__} is no operation"
-            )
-        stream = client.streams[row.stream.value]
-        record = stream.find(message.number, row.name, message.digest)
-        if record is None:
-            self.capabilities.check(row.name, message.request, self.backend.name)
-            self.backend.model.check(message.request)
-            record = self._accept(client, row, message)
-        record.claims += 1
-        try:
-            if not record.done and message.linger:
-                try:
-                    await asyncio.wait_for(record.settled.wait(), message.linger)
-                except TimeoutError:
-                    pass  # the answer then says "not done yet", and a wait brings the outcome
-        finally:
-            record.claims -= 1
-        record.delivered = record.delivered or record.done
-        return record.outcome()
-
-    def _accept(self, client: Client, row: Operation, message: Submit) -> Record:
-        now = self.clock.now()
-        record = Record(
-            client_id=message.client_id,
-            key=(row.stream.value, message.number),
-            operation=row,
-            request=message.request,
-            digest=message.digest,
-            generates_before=message.generates_before,
-            accepted=now,
-            deadline=None if message.deadline is None else now + message.deadline,
-            last_sign=now,
-        )
-        for ready in client.streams[row.stream.value].add(record):
-            if row.stream is Stream.TRAINING:
-                self.runner.enqueue(ready)
-            elif row.stream is Stream.CONTROL and client.is_late_control(row.name, message.number):
-                self.runner.ignore_late(ready)
-            else:
-                self.runner.begin(ready)
-        return record
-
-    async def _wait(self, client: Client, message: Wait) -> Waited:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + message.timeout
-        quiet_until = loop.time() + _PROGRESS_INTERVAL
-        while True:
-            now = loop.time()
-            waited = client.collect(message.cursors, with_progress=now >= quiet_until)
-            if waited.outcomes or waited.partials or waited.progress or now >= end:
-                return waited
-            if not self.gate.holds(client):
-                return waited  # whoever asks again is told why
-            pause = end - now if now >= quiet_until else min(end, quiet_until) - now
-            await client.changed(pause)
-
-    def _cancel(self, client: Client, message: Cancel) -> Cancelled:
-        stream = client.streams.get(message.stream)
-        row = OPERATIONS.get(message.operation)
-        if stream is None or row is None or row.stream.value != message.stream:
-            raise ProtocolError(f"there is no {message.operation!r} in stream {message.stream!r}")
-        error = OperationCancelled(f"{row.name} was cancelled before it started")
-        record = stream.get(message.number)
-        if record is None:
-            # the cancel overtook the operation: keep its place, so that it can't run later
-            self._bury(client, row, message, error)
-            return Cancelled(cancelled=True)
-        if record.state in (State.HELD, State.QUEUED):
-            record.settle(error=error)
-            client.wake()
-            return Cancelled(cancelled=True)
-        if record.state is State.RUNNING and row.stream is not Stream.TRAINING:
-            record.end_early(OperationCancelled(f"{row.name} was cancelled while it ran"))
-            return Cancelled(cancelled=True)
-        return Cancelled(cancelled=isinstance(record.error, OperationCancelled))
-
-    def _bury(self, client: Client, row: Operation, message: Cancel, error: RemoteRLError) -> None:
-        stream = client.streams[row.stream.value]
-        stream.find(message.number, row.name, None)  # an acknowledged number is a conflict
-        record = Record(
-            client_id=message.client_id,
-            key=(row.stream.value, message.number),
-            operation=row,
-            request=Abort(),
-            digest=None,
-            accepted=self.clock.now(),
-            tombstone=True,
-        )
-        record.settle(error=error)
-        for ready in stream.add(record):
-            if row.stream is Stream.TRAINING:
-                self.runner.enqueue(ready)
-        client.wake()
 
     # -- for the runner -------------------------------------------------------------------------
 
@@ -304,9 +274,11 @@ class Dispatcher:
         return RunningContext(
             record=record,
             clock=self.clock,
-            executor=self.executors.get(record.key[0], self.executors[Stream.SAMPLING.value]),
+            executor=self.executors.get(record.key[0], self.executors[_SAMPLING]),
             loop=asyncio.get_running_loop(),
             wake_client=wake,
+            on_sample=self.statistics.sample_ended,
+            on_loss=self.runner.engine_lost,
             version=self.rules.version,
             next_version=self.rules.next_version,
         )

@@ -1,5 +1,5 @@
 """Dispatcher: calls the backend for one record and applies the rules around it (imports the
-contract, rules, store, context)."""
+contract, rules, store, transfers, context)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from ..errors import BackendError, InvalidRequestError
+from ..errors import BackendError, InvalidRequestError, OperationCancelled
 from ..ops import Operation
 from ..protocol import Backend
 from ..requests import Abandon, Delete, Export, Load, ReadFile, Request, Reset, Save
@@ -22,11 +22,11 @@ from ..types.results import (
     WeightsVersion,
 )
 from .answers import answer_problem
+from .budget import FILE_CHUNK
 from .context import RunningContext
 from .rules import Rules, SeedBook
 from .store import Store
-
-_CHUNK = 16 * 1024 * 1024
+from .transfers import Transfers
 
 
 class Execution:
@@ -44,17 +44,21 @@ class Execution:
         self.rules = rules
         self.seeds = seeds
         self.store = store
+        self.transfers = Transfers()
         self._describe = describe
 
     async def run(self, row: Operation, request: Request, context: RunningContext) -> Any:
         """The operation's result. Raises what the backend or the rules raise."""
+        part_of = self.transfers.check(context.record.client_id, row, request)
         self.rules.admit(row, request)
+        self.transfers.begin(row)
         context.record.began = True
         special = getattr(self, f"_{row.name}", None)
         if special is not None:
             result = await special(request, context)
         else:
             result = await self._call(row, request, context)
+        _refuse_late(row, context)
         if not (isinstance(result, row.response) or (result is None and row.response is Done)):
             raise BackendError(
                 f"backend {self.backend.name!r} answered {row.name} with a "
@@ -64,6 +68,7 @@ class Execution:
         if problem is not None:
             raise BackendError(f"backend {self.backend.name!r} answered {row.name} with {problem}")
         self.rules.succeeded(row, request, _reported(result))
+        self.transfers.succeeded(part_of, request)
         return Done(version=self.rules.version) if result is None else result
 
     async def _call(self, row: Operation, request: Request, context: RunningContext) -> Any:
@@ -78,6 +83,7 @@ class Execution:
         try:
             context._directory = partial / "state"
             reference = await self.backend.training.save(request, context)
+            _refuse_late(context.record.operation, context)
             info = CheckpointInfo(
                 name=request.name,
                 version=self.rules.version,
@@ -139,8 +145,8 @@ class Execution:
         await context.thread(self.store.delete, request.kind, request.name)
 
     async def _list_files(self, request: Any, context: RunningContext) -> FileList:
-        files = await context.thread(self.store.files, request.kind, request.name)
-        return FileList(paths=tuple(files), sizes=tuple(files.values()))
+        files, identity = await context.thread(self.store.listing, request.kind, request.name)
+        return FileList(paths=tuple(files), sizes=tuple(files.values()), identity=identity)
 
     async def _read_file(self, request: ReadFile, context: RunningContext) -> FileChunk:
         data, size = await context.thread(
@@ -149,7 +155,8 @@ class Execution:
             request.name,
             request.path,
             request.offset,
-            min(request.length, _CHUNK),
+            min(request.length, FILE_CHUNK),
+            request.identity,
         )
         return FileChunk(data=data, size=size)
 
@@ -173,6 +180,13 @@ class Execution:
 
     async def _abandon(self, request: Abandon, context: RunningContext) -> None:
         raise BackendError(f"the client's loss function failed: {request.reason}")
+
+
+def _refuse_late(row: Operation, context: RunningContext) -> None:
+    """Raises where a sequenced operation returns after its failure was told: its run has ended, and
+    nothing that it did may count."""
+    if context.record.done and row.sequenced:
+        raise OperationCancelled(f"{row.name} returned after its run had ended")
 
 
 def _reported(result: Any) -> int | None:

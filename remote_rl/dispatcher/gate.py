@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
@@ -31,7 +32,7 @@ class Gate:
     """The attached clients of one run, and the end of it for all of them.
 
     instance_id: of the run. describe: gives its `RunInfo`. client_ended: hears who has left.
-    lost: why the run is over, once it is.
+    lost: why the run is over, once it is; `over` is set then.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Gate:
         self.leases = Leases(lease_seconds)
         self.clients: dict[str, Client] = {}
         self.lost: RunLostError | None = None
+        self.over = asyncio.Event()
         self._describe = describe
         self._clock = clock
         self._rules = rules
@@ -87,10 +89,20 @@ class Gate:
             last_checkpoint=self._store.latest(),
         )
 
+    def with_checkpoint(self, error: RunLostError) -> RunLostError:
+        """A backend's own such error, which can't know where to go on, with that said."""
+        if error.details.get("last_checkpoint") is not None:
+            return error
+        told = self.run_lost(error.message)
+        told.details = {**error.details, **told.details}
+        told.__cause__ = error.__cause__
+        return told
+
     def lose(self, error: RunLostError) -> None:
         """The run is over: every operation and every later message fails with `error`."""
         if self.lost is None:
             self.lost = error
+            self.over.set()
         for client in self.clients.values():
             for record in client.records():
                 if not record.done:  # one that runs is cancelled elsewhere, and not waited for
@@ -160,7 +172,7 @@ class Gate:
         if lease.client_id not in self.clients:
             client = self.clients[lease.client_id] = Client(lease)
             client.seed_base = self._seeds.base(lease.ordinal)
-            log.info("%s %s attached in epoch %d", lease.role, lease.client_id, lease.epoch)
+            self._log(lease, "attached")
         return Grant(
             client_id=lease.client_id,
             instance_id=self.instance_id,
@@ -178,15 +190,34 @@ class Gate:
 
     def expire(self, now: float) -> None:
         """Ends the leases that have run out."""
-        self._ended(self.leases.expire(now))
+        ended = self.leases.expire(now)
+        if ended:
+            self._ended(ended)
 
     def _ended(self, leases: Iterable[Lease]) -> None:
         for lease in leases:
             client = self.clients.pop(lease.client_id, None)
             if client is not None:
-                log.info("lease of %s %s ended", lease.role, lease.client_id)
+                self._log(lease, "ended", self.leases.reason(lease.client_id))
                 self._drop(client, self.leases.refusal(lease.client_id))
                 self._client_ended(lease.client_id)
+
+    def _log(self, lease: Lease, event: str, why: str = "") -> None:
+        log.info(
+            "%s %s %s epoch %d%s",
+            lease.role,
+            lease.client_id,
+            {"attached": "joined", "ended": "left"}[event],
+            lease.epoch,
+            f": {why}" if why else "",
+            extra={
+                "event": event,
+                "client": lease.client_id,
+                "role": lease.role,
+                "epoch": lease.epoch,
+                "reason": why,
+            },
+        )
 
     def _drop(self, client: Client, error: RemoteRLError) -> None:
         for record in client.records():

@@ -7,10 +7,15 @@ never gets its rights back: it attaches anew, under a new client id.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import attrs
 
 from ..errors import LeaseError
 from ..messages import Occupied
+
+#: ended clients of which the reason is remembered, the latest
+REMEMBERED = 4096
 
 
 @attrs.define
@@ -36,7 +41,7 @@ class Leases:
         self.seconds = seconds
         self.epoch = 0
         self._held: dict[str, Lease] = {}
-        self._ended: dict[str, str] = {}
+        self._ended: OrderedDict[str, str] = OrderedDict()
         self._members = 0
 
     @property
@@ -87,9 +92,8 @@ class Leases:
     def expire(self, now: float) -> tuple[Lease, ...]:
         """Ends what has run out and returns it, members of an ended driver included."""
         ended: list[Lease] = []
-        for lease in self.held():
-            if lease.expires <= now:
-                ended += self.end(lease.client_id, f"not renewed for {self.seconds:g} s")
+        for late in [lease for lease in self._held.values() if lease.expires <= now]:
+            ended += self.end(late.client_id, f"not renewed for {self.seconds:g} s")
         return tuple(ended)
 
     def end(self, client_id: str, reason: str) -> tuple[Lease, ...]:
@@ -100,26 +104,35 @@ class Leases:
         if lease.ordinal == 0:
             return self._end_epoch(reason)
         del self._held[client_id]
-        self._ended[client_id] = reason
+        self._remember(client_id, reason)
         return (lease,)
 
+    def _remember(self, client_id: str, reason: str) -> None:
+        self._ended[client_id] = reason
+        while len(self._ended) > REMEMBERED:
+            self._ended.popitem(last=False)
+
     def ended(self, client_id: str) -> bool:
-        """Whether the client held a lease that is over."""
+        """Whether the client held a lease that is over, as far as is remembered."""
         return client_id in self._ended
 
     def refusal(self, client_id: str) -> LeaseError:
         """Why the client has no right to the run, and what to do."""
-        reason = self._ended.get(client_id, "it never attached to this run")
         return LeaseError(
-            f"client {client_id} holds no lease of the run: {reason}; connect again",
+            f"client {client_id} holds no lease of the run: {self.reason(client_id)}; connect "
+            "again",
             client_id=client_id,
         )
+
+    def reason(self, client_id: str) -> str:
+        """Why the client holds no lease."""
+        return self._ended.get(client_id, "it never attached to this run, or left it long ago")
 
     def _end_epoch(self, reason: str) -> tuple[Lease, ...]:
         ended = self.held()
         for lease in ended:
             own = reason if lease.ordinal == 0 else f"its driver's lease ended ({reason})"
-            self._ended[lease.client_id] = own
+            self._remember(lease.client_id, own)
         self._held.clear()
         return ended
 

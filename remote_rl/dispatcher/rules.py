@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 
 from ..errors import (
+    REFUSALS,
     BackendError,
     ConflictError,
     DirtyGradientsError,
     InvalidRequestError,
     RemoteRLError,
-    UnsupportedError,
     nearest,
 )
 from ..losses import Cotangents
@@ -179,7 +179,7 @@ class Rules:
             # an abandoned number was reserved by a forward_backward, the name its caller knows
             self.dirty_operation = "forward_backward" if row.accumulates else row.name
             self._touch(row)
-        refused = isinstance(error, (InvalidRequestError, ConflictError, UnsupportedError))
+        refused = isinstance(error, REFUSALS)
         of_trainer = row.changes_weights != "never" and row.face != "weights"
         if of_trainer and began and not refused:
             self.unknown, self.unknown_operation = error, row.name

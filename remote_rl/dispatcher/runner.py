@@ -1,161 +1,191 @@
-"""Dispatcher: the lane of sequenced operations, the tasks beside it, and the watch over both
-(imports the contract, record, execution's caller)."""
+"""Dispatcher: the lane of sequenced operations, the tasks beside it, and the end of both
+(imports the contract, record, pauses, watch)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from ..errors import (
+    AuthenticationError,
+    BackendError,
     ConflictError,
-    DeadlineExceededError,
+    ForkedProcessError,
+    LeaseError,
     OperationCancelled,
+    ProtocolError,
     RemoteRLError,
     RunLostError,
-    StalledError,
+    UnreachableError,
     as_remote_error,
 )
-from ..ops import OPERATIONS, Stream
-from ..requests import Abort, Push, Resume, Sync
+from ..requests import Abort, Push, Sync
 from ..types.results import Done
+from .pauses import NAMES, Pauses
 from .record import Record, State
+from .watch import Watch, contained
 
 if TYPE_CHECKING:
     from .dispatcher import Dispatcher
 
 log = logging.getLogger("remote_rl.dispatcher")
 
-_WATCH_INTERVAL = 0.5
-
 
 class Runner:
-    """Executes records: sequenced ones one after the other, all others as they come."""
+    """Executes records: sequenced ones one after the other, all others as they come.
+
+    running: the records whose method has begun and not returned.
+    """
 
     def __init__(self, dispatcher: Dispatcher, stall_timeout: float) -> None:
         self.dispatcher = dispatcher
-        self.stall_timeout = stall_timeout
-        self._paused_by: set[str] = set()
-        self._lane: asyncio.Queue[Record] = asyncio.Queue()
-        self._running: set[Record] = set()
-        self._services: list[asyncio.Task[None]] = []
+        self.running: set[Record] = set()
+        self.watch = Watch(self, stall_timeout)
+        self.pauses = Pauses(dispatcher.rules, self._execute, self._begin, dispatcher.clock.now)
+        self._lane: deque[Record] = deque()
+        self._turn: asyncio.Task[None] | None = None  # of the lane's record that runs
+        self._watching: asyncio.Task[None] | None = None
+        self._stopped = False
 
     def start(self) -> None:
         """Starts the lane and the watch."""
-        self._services = [
-            asyncio.create_task(self._serve_lane(), name="remote_rl training lane"),
-            asyncio.create_task(self._watch(), name="remote_rl watch"),
-        ]
-        for service in self._services:
-            service.add_done_callback(self._service_ended)
-
-    async def watch_start(self, record: Record, starting: Coroutine[Any, Any, None]) -> None:
-        """Waits for a backend's start for as long as it shows signs of life."""
-        start, clock = asyncio.create_task(starting), self.dispatcher.clock
-        record.last_sign = clock.now()
-        while not (await asyncio.wait([start], timeout=min(1.0, self.stall_timeout)))[0]:
-            if clock.now() - record.last_sign >= self.stall_timeout:
-                self.dispatcher.backend.kill()
-                start.cancel()
-                raise StalledError(
-                    f"the start of backend {self.dispatcher.backend.name!r} reported nothing for "
-                    f"{self.stall_timeout:g} s"
-                    + (f"; it was last {record.doing}" if record.doing else "")
-                )
-        await start
+        self._watching = asyncio.create_task(self.watch.serve(), name="remote_rl watch")
+        self._watching.add_done_callback(self._ended_by_itself)
+        self._next_turn()
 
     async def close_backend(self) -> None:
         """Closes it, or kills what does not close for as long as a stall may last."""
-        dispatcher = self.dispatcher
-        closing, patience = asyncio.ensure_future(dispatcher.backend.close()), self.stall_timeout
+        dispatcher, patience = self.dispatcher, self.watch.timeout
+        closing = asyncio.ensure_future(contained(dispatcher.backend.close()))
         ended, _ = await asyncio.wait([closing], timeout=patience)
         if not ended:
             log.error(
                 "backend %r did not close within %g s; killed", dispatcher.backend.name, patience
             )
-            dispatcher.backend.kill()
+            self.kill()
             closing.cancel()
         for executor in dispatcher.executors.values():
             executor.shutdown(wait=False, cancel_futures=True)
         if ended:
             await closing  # raises what the backend raised
 
-    def _service_ended(self, task: asyncio.Task[None]) -> None:
-        if task.cancelled():
+    def _ended_by_itself(self, task: asyncio.Task[None]) -> None:
+        """Ends the run where one of the runner's own tasks has failed, or the watch has ended."""
+        if task.cancelled() or self._stopped:
             return
         error = task.exception()
-        log.error("%s ended: %r", task.get_name(), error)
         lost = self.dispatcher.gate.run_lost(
             f"the run ended because its {task.get_name()} failed: {error!r}"
         )
         lost.__cause__ = error
-        self.dispatcher.gate.lose(lost)
+        self.end_run(lost)
 
     async def stop(self) -> None:
-        """Cancels the services and everything that runs, and waits until they have ended."""
-        tasks = [*self._services, *(record.task for record in self._running if record.task)]
+        """Cancels the watch and everything that runs, and waits until they have ended, for as long
+        as a stall may last."""
+        self._stopped = True
+        own = [task for task in (self._watching, self._turn) if task is not None]
+        tasks = {*own, *(record.task for record in self.running if record.task)}
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            await asyncio.wait(tasks, timeout=self.watch.timeout)
+        if self.running:
+            names = ", ".join(sorted(record.operation.name for record in self.running))
+            log.error("%s: no heed of a cancellation; the backend is killed", names)
+            self.kill()
+
+    def kill(self) -> None:
+        """Kills the backend; what that raises must not keep anybody waiting."""
+        try:
+            self.dispatcher.backend.kill()
+        except Exception:
+            log.exception("the kill of backend %r failed", self.dispatcher.backend.name)
+
+    def end_run(self, lost: RunLostError) -> None:
+        """The run is over, for everybody at once: the backend is killed, and what it still runs is
+        cancelled and not waited for. Nothing that it may yet do is taken in."""
+        if self.dispatcher.gate.lost is not None:
+            return
+        log.error("the run ends: %s", lost)
+        self.kill()
+        for record in self.running:
+            record.end_early(lost)
+            if not record.done:
+                record.settle(error=lost.copy())
+            if record.task is not None and record.task is not asyncio.current_task():
+                record.task.cancel()
+        self.dispatcher.gate.lose(lost)
+
+    def engine_lost(self, reason: str) -> None:
+        """The backend says that its engine has died."""
+        name = self.dispatcher.backend.name
+        self.end_run(
+            self.dispatcher.gate.run_lost(f"the run ended because backend {name!r} died: {reason}")
+        )
 
     def enqueue(self, record: Record) -> None:
         """A sequenced record whose turn in its client's order has come."""
         if record.state is State.HELD:
             record.state = State.QUEUED
-        self._lane.put_nowait(record)
+        self._lane.append(record)
+        self._next_turn()
 
     def begin(self, record: Record) -> None:
         """Any other record: runs beside the others."""
-        record.task = asyncio.create_task(self._execute(record))
+        if record.operation.name in NAMES:
+            self.pauses.accept(record)
+        else:
+            self._begin(record, self._execute(record))
 
-    def lift_pause_of(self, client_id: str) -> None:
-        """A pause ends with the lease of the client that asked for it: nobody else would."""
-        if client_id not in self._paused_by:
-            return
-        self._paused_by.discard(client_id)
-        if self._paused_by or not self.dispatcher.rules.paused:
-            return
-        self.begin(
-            Record(
-                client_id=client_id,
-                key=(Stream.CONTROL.value, 0),
-                operation=OPERATIONS["resume"],
-                request=Resume(),
-                digest=None,
-                accepted=self.dispatcher.clock.now(),
-            )
-        )
+    def _begin(self, record: Record, work: Coroutine[Any, Any, None]) -> None:
+        record.task = asyncio.create_task(work)
 
     def ignore_late(self, record: Record) -> None:
         """A control operation that a newer one has overtaken: answered, not done."""
         record.settle(result=Done(version=self.dispatcher.rules.version))
         self.dispatcher.settled(record)
 
-    async def _serve_lane(self) -> None:
-        while True:
-            record = await self._lane.get()
-            self._check(record, self.dispatcher.clock.now())  # its deadline may just have passed
-            if record.done:  # cancelled while it waited: its failure counts where it stood
-                if record.error is not None:
-                    self.dispatcher.rules.failed(record.operation, record.error, began=False)
-                continue
-            record.task = asyncio.create_task(self._execute(record))
-            await asyncio.wait([record.task])
+    def _next_turn(self) -> None:
+        """Begins the lane's next record at once, where none runs."""
+        if self._turn is not None or not self._lane or self._stopped or self._watching is None:
+            return
+        record = self._lane.popleft()
+        record.task = self._turn = asyncio.create_task(
+            self._take_turn(record), name="remote_rl training lane"
+        )
+        self._turn.add_done_callback(self._turn_ended)
+
+    def _turn_ended(self, task: asyncio.Task[None]) -> None:
+        self._turn = None
+        if not task.cancelled() and task.exception() is not None:
+            self._ended_by_itself(task)
+        else:
+            self._next_turn()
+
+    async def _take_turn(self, record: Record) -> None:
+        if record.deadline is not None:  # it may just have passed
+            self.watch.check(record, self.dispatcher.clock.now())
+        if not record.done:
+            await self._execute(record)
+        elif record.error is not None:
+            # cancelled while it waited: its failure counts where it stood
+            self.dispatcher.rules.failed(record.operation, record.error, began=False)
 
     async def _execute(self, record: Record) -> None:
-        if record.done:
-            return
         dispatcher = self.dispatcher
+        if record.done or dispatcher.stopping.holds_back(record):
+            return
         record.state = State.RUNNING
-        record.last_sign = dispatcher.clock.now()
-        self._running.add(record)
+        record.started = record.last_sign = dispatcher.clock.now()
+        dispatcher.statistics.started(record)
+        self.running.add(record)
         try:
             if record.operation.name == "pause":
                 self._refuse_pause_of_a_waiting_sync()
-                self._paused_by.add(record.client_id)
-            elif record.operation.name == "resume":
-                self._paused_by.clear()
             if record.operation.name == "abort":
                 result = await self._abort(record)
             else:
@@ -168,29 +198,32 @@ class Runner:
         except BaseException as caught:
             if not isinstance(caught, RemoteRLError):
                 log.exception("%s failed in the backend", record.operation.name)
-            error = record.ending or as_remote_error(caught)
+            error = record.ending or _for_the_caller(caught)
+            if isinstance(error, RunLostError):
+                error = dispatcher.gate.with_checkpoint(error)
             self._fail(record, error)
-            if isinstance(caught, RunLostError):
-                self.dispatcher.backend.kill()
-                self.dispatcher.gate.lose(caught)
+            if isinstance(error, RunLostError):
+                self.end_run(error)
         else:
+            if record.operation.name in NAMES:
+                self.pauses.succeeded(record)
             if record.ending is not None:
                 self._fail(record, record.ending)
             elif not record.done:
                 record.settle(result=result)
         finally:
-            self._running.discard(record)
+            self.running.discard(record)
             dispatcher.settled(record)
 
-    def _waiting_delivery(self) -> Record | None:
+    def waiting_delivery(self) -> Record | None:
         """The sync or push that waits for generates to end, while new ones wait for it."""
-        for other in self._running:
+        for other in self.running:
             if isinstance(other.request, (Push, Sync)) and other.request.in_flight == "wait":
                 return other
         return None
 
     def _refuse_pause_of_a_waiting_sync(self) -> None:
-        delivery = self._waiting_delivery()
+        delivery = self.waiting_delivery()
         if delivery is not None:
             raise ConflictError(
                 f"pause refused: a {delivery.operation.name} with in_flight='wait' is waiting for "
@@ -208,7 +241,7 @@ class Runner:
         assert isinstance(request, Abort)
         chosen = [
             other
-            for other in self._running
+            for other in self.running
             if other.operation.name == "generate"
             and (
                 _called_before(other, record)
@@ -222,64 +255,24 @@ class Runner:
             await other.settled.wait()
         return Done(version=self.dispatcher.rules.version)
 
-    # -- the watch ------------------------------------------------------------------------------
 
-    async def _watch(self) -> None:
-        clock = self.dispatcher.clock
-        while True:
-            await clock.sleep(_WATCH_INTERVAL)
-            now = clock.now()
-            self.dispatcher.gate.expire(now)
-            watched = set(self._running)  # also those whose client's lease has ended
-            for client in self.dispatcher.gate.clients.values():
-                watched.update(client.records())
-            for record in watched:
-                self._check(record, now)
+#: a backend that is itself somebody's client may raise these; to the caller of this run they would
+#: say that its own session has ended
+_OF_A_SESSION = (
+    AuthenticationError,
+    ForkedProcessError,
+    LeaseError,
+    ProtocolError,
+    UnreachableError,
+)
 
-    def _check(self, record: Record, now: float) -> None:
-        if record.done:
-            return
-        sequenced = record.key[0] == Stream.TRAINING.value
-        running = record.state is State.RUNNING
-        if record.deadline is not None and now >= record.deadline and not (sequenced and running):
-            error = DeadlineExceededError(
-                f"the deadline of {record.operation.name} passed "
-                + ("while it ran" if running else "before it started")
-            )
-            if running:
-                record.end_early(error)
-            else:
-                record.settle(error=error)
-                self.dispatcher.settled(record)
-        elif running and now - record.last_sign >= self.stall_timeout:
-            self._stalled(record, sequenced)
 
-    def _stalled(self, record: Record, sequenced: bool) -> None:
-        held = record.operation.name == "generate" and (
-            self.dispatcher.rules.paused or self._waiting_delivery() is not None
-        )
-        if held and not record.abort_signal.is_set():
-            record.last_sign = self.dispatcher.clock.now()
-            return
-        error = StalledError(
-            f"{record.operation.name} reported nothing for {self.stall_timeout:g} s"
-            + (f"; it was last {record.doing}" if record.doing else "")
-        )
-        if not sequenced:
-            record.end_early(error)
-            if record.task is not None:
-                record.task.cancel()
-            return
-        # it may still be changing the weights, and nobody can tell: the run ends here
-        log.error("%s; the run ends", error)
-        self.dispatcher.backend.kill()
-        lost = self.dispatcher.gate.run_lost(f"the run ended because {error}")
-        lost.__cause__ = error
-        record.end_early(lost)
-        record.settle(error=lost)
-        if record.task is not None:
-            record.task.cancel()
-        self.dispatcher.gate.lose(lost)
+def _for_the_caller(caught: BaseException) -> RemoteRLError:
+    if not isinstance(caught, _OF_A_SESSION):
+        return as_remote_error(caught)
+    error = BackendError(f"{type(caught).__name__}: {caught}")
+    error.__cause__ = caught
+    return error
 
 
 def _called_before(generate: Record, abort: Record) -> bool:

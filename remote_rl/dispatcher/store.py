@@ -11,15 +11,17 @@ leaves the earlier ones whole and no half one under a name.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import logging
 import os
 import shutil
+import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ import attrs
 
 from ..errors import ConflictError, InvalidRequestError, nearest
 from ..types.results import CheckpointInfo
+from .stored_files import file_below, identity, list_files
 
 log = logging.getLogger("remote_rl.dispatcher")
 
@@ -49,6 +52,7 @@ class Store:
     def __init__(self, root: Path | None) -> None:
         self._root = root
         self._writing: dict[Path, int] = {}
+        self._placing = threading.Lock()
         if root is None:
             return
         try:
@@ -82,9 +86,21 @@ class Store:
     def _existing(self, kind: str, name: str) -> Path:
         folder = self._folder(kind, name)
         if not folder.is_dir():
-            known = [path.name for path in folder.parent.glob("*")]
-            raise InvalidRequestError(f"there is no {kind} {name!r}; {nearest(name, known)}")
+            raise self._unknown(kind, name)
         return folder
+
+    def _unknown(self, kind: str, name: str) -> InvalidRequestError:
+        # another save may have made the name in between; it is no help then
+        known = {path.name for path in self._folder(kind, name).parent.glob("*")} - {name}
+        return InvalidRequestError(f"there is no {kind} {name!r}; {nearest(name, sorted(known))}")
+
+    @contextlib.contextmanager
+    def _vanishing(self, kind: str, name: str) -> Iterator[None]:
+        """What another client or run deletes between look and use is refused by its name."""
+        try:
+            yield
+        except (FileNotFoundError, NotADirectoryError):
+            raise self._unknown(kind, name) from None
 
     # -- checkpoints ------------------------------------------------------------------------
 
@@ -97,6 +113,8 @@ class Store:
         for path in folder.glob("*/manifest.json"):
             try:
                 found.append(self._read(path).info)
+            except FileNotFoundError:  # deleted since it was found
+                continue
             except ConflictError as error:  # a damaged one must not hide the others
                 log.warning("%s", error)
         return tuple(sorted(found, key=lambda info: (info.created, info.version, info.name)))
@@ -115,9 +133,12 @@ class Store:
         """One by name."""
         path = self._folder("checkpoint", name) / "manifest.json"
         if not path.is_file():
-            known = [info.name for info in self.checkpoints()]
-            raise InvalidRequestError(f"there is no checkpoint {name!r}; {nearest(name, known)}")
-        return self._read(path)
+            known = {info.name for info in self.checkpoints()} - {name}
+            raise InvalidRequestError(
+                f"there is no checkpoint {name!r}; {nearest(name, sorted(known))}"
+            )
+        with self._vanishing("checkpoint", name):
+            return self._read(path)
 
     def refuse_existing(self, kind: str, name: str) -> None:
         """`ConflictError` where the name is taken."""
@@ -137,9 +158,18 @@ class Store:
         return path
 
     def abandon(self, partial: Path) -> None:
-        """Removes what a failed save or export has written."""
-        os.close(self._writing.pop(partial))
-        shutil.rmtree(partial)
+        """Removes what a failed save or export has written. Where a cancelled one is being moved
+        into place at this moment on its thread, either it is there whole, or it never will be."""
+        with self._placing:
+            descriptor = self._writing.pop(partial, None)
+        if descriptor is None:  # it was quicker, and is whole
+            return
+        try:
+            shutil.rmtree(partial)
+        except OSError as error:  # its writer may still be at work on a thread of its own
+            log.warning("%s is left to be swept at the next start: %s", partial, error)
+        finally:
+            os.close(descriptor)
 
     def finish_checkpoint(
         self, partial: Path, info: CheckpointInfo, counters: Mapping[int, int]
@@ -160,22 +190,29 @@ class Store:
         """Removes a checkpoint or export, at once for every reader; a damaged one too."""
         folder = self._existing(kind, name)
         aside = self.root() / f"{_PARTIAL}{uuid.uuid4().hex}"
-        folder.rename(aside)
+        with self._vanishing(kind, name):
+            folder.rename(aside)
         shutil.rmtree(aside)
 
     def _place(self, partial: Path, kind: str, name: str, leftover: Path | None = None) -> Path:
         target = self._folder(kind, name)
         target.parent.mkdir(exist_ok=True)
         self.refuse_existing(kind, name)
-        try:
-            partial.rename(target)
-        except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another run was faster
-                self.refuse_existing(kind, name)
-            raise
+        begun = leftover or partial
+        with self._placing:
+            if begun not in self._writing:
+                raise ConflictError(f"{kind} {name!r} was given up before it was whole", name=name)
+            try:
+                partial.rename(target)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another run was faster
+                    self.refuse_existing(kind, name)
+                raise
+            descriptor = self._writing.pop(begun)
+        _sync(target.parent)  # the name itself, before anybody is told of it
         if leftover is not None:
             leftover.rmdir()
-        os.close(self._writing.pop(leftover or partial))
+        os.close(descriptor)
         return target
 
     def _read(self, path: Path) -> StoredCheckpoint:
@@ -185,10 +222,12 @@ class Store:
                 raise ValueError(f"its format is not {_FORMAT}")
             counters = {int(key): int(value) for key, value in manifest.pop("counters").items()}
             info = CheckpointInfo(**manifest)
+        except (FileNotFoundError, NotADirectoryError):
+            raise
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConflictError(
-                f"checkpoint {path.parent.name!r} has a manifest that can't be read ({error}); "
-                f"remove {path.parent}",
+                f"checkpoint {path.parent.name!r} has a manifest that can't be read "
+                f"({_why(error)}); training.delete({path.parent.name!r}) removes it",
                 name=path.parent.name,
             ) from error
         return StoredCheckpoint(info, path.parent / "state", counters)
@@ -197,17 +236,57 @@ class Store:
 
     def files(self, kind: str, name: str) -> dict[str, int]:
         """Relative path to size, of a checkpoint or export."""
-        return _files(self._existing(kind, name))
+        folder = self._existing(kind, name)
+        with self._vanishing(kind, name):
+            return list_files(folder)
 
-    def read(self, kind: str, name: str, path: str, offset: int, length: int) -> tuple[bytes, int]:
-        """Up to `length` bytes from `offset`, and the whole size. Only listed files are read, so
-        no path leads out of the directory."""
-        listed = self.files(kind, name)
-        if path not in listed:
-            raise InvalidRequestError(f"{kind} {name!r} has no file {path!r}")
-        with (self._folder(kind, name) / path).open("rb") as file:
-            file.seek(offset)
-            return file.read(length), listed[path]
+    def listing(self, kind: str, name: str) -> tuple[dict[str, int], str]:
+        """`files`, and the identity by which `read` knows that nothing else has taken the name."""
+        folder = self._existing(kind, name)
+        with self._vanishing(kind, name):
+            before = identity(folder)
+            files = self.files(kind, name)
+            if identity(folder) != before:
+                raise _replaced(kind, name)
+        return files, before
+
+    def read(
+        self, kind: str, name: str, path: str, offset: int, length: int, wanted: str | None = None
+    ) -> tuple[bytes, int]:
+        """Up to `length` bytes from `offset`, and the whole size. Only what `files` lists is read,
+        so no path leads out of the directory. wanted: the listing's identity; `ConflictError`
+        where the name now stands for something else."""
+        folder = self._existing(kind, name)
+        with self._vanishing(kind, name):
+            target = file_below(folder, path)
+            if target is None:
+                _check(folder, kind, name, wanted)
+                raise InvalidRequestError(f"{kind} {name!r} has no file {path!r}")
+            with target.open("rb") as file:
+                # looked at once the file is open: a directory that has left its name never gets
+                # it back, so the file is of the same one
+                _check(folder, kind, name, wanted)
+                size = os.fstat(file.fileno()).st_size
+                file.seek(min(offset, size))
+                return file.read(length), size
+
+
+def _check(folder: Path, kind: str, name: str, wanted: str | None) -> None:
+    if wanted is not None and identity(folder) != wanted:
+        raise _replaced(kind, name)
+
+
+def _replaced(kind: str, name: str) -> ConflictError:
+    return ConflictError(
+        f"{kind} {name!r} was replaced or changed while it was being downloaded; start the "
+        "download again",
+        name=name,
+    )
+
+
+def _why(error: Exception) -> str:
+    """Without the path, which is the server's own affair."""
+    return str(error.strerror) if isinstance(error, OSError) else str(error)
 
 
 def _locked(folder: Path) -> int:
@@ -235,20 +314,16 @@ def _sweep(leftover: Path) -> None:
 def _flush(folder: Path) -> None:
     """Everything below reaches the disk before the rename that makes it visible."""
     for path in [*folder.rglob("*"), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        _sync(path)
 
 
-def _files(folder: Path) -> dict[str, int]:
-    return {
-        str(path.relative_to(folder).as_posix()): path.stat().st_size
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not path.is_symlink()
-    }
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _size(folder: Path) -> int:
-    return sum(_files(folder).values())
+    return sum(list_files(folder).values())

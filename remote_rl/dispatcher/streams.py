@@ -1,11 +1,12 @@
 """Dispatcher: numbers, duplicates and gaps of one client, pure state
-(imports errors, ops, record)."""
+(imports the contract, record)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ..errors import ConflictError
+from ..messages import Digest
 from ..ops import Stream
 from .record import Record
 
@@ -41,14 +42,14 @@ class ClientStream:
         self.stream = stream
         self.sequenced = stream is Stream.TRAINING
         self.highest = 0
-        self._records: dict[int, Record] = {}
+        self.records: dict[int, Record] = {}
         self._acknowledged = NumberSet()
         self._next = 1
 
     def __iter__(self) -> Iterator[Record]:
-        return iter(list(self._records.values()))
+        return iter(list(self.records.values()))
 
-    def find(self, number: int, operation: str, digest: str | None) -> Record | None:
+    def find(self, number: int, operation: str, digest: Digest | None) -> Record | None:
         """The record that already has this number, None for a new one.
 
         Raises `ConflictError` for an acknowledged number and for one used for something else.
@@ -59,7 +60,7 @@ class ClientStream:
                 "can't be used again",
                 number=number,
             )
-        record = self._records.get(number)
+        record = self.records.get(number)
         if record is None:
             return None
         same = record.tombstone or record.digest == digest
@@ -75,29 +76,41 @@ class ClientStream:
         """Accepts a new record; returns what has its turn now, in order. One that is already done
         (cancelled) is among them, so that its failure counts where it stood."""
         number = record.key[1]
-        self._records[number] = record
+        self.records[number] = record
         self.highest = max(self.highest, number)
         if not self.sequenced:
             return (record,)
         ready = []
-        while (following := self._records.get(self._next)) is not None:
+        while (following := self.records.get(self._next)) is not None:
             if self._next in self._acknowledged:  # its place was kept until its turn
-                del self._records[self._next]
+                self._forget(self._next)
             self._next += 1
             ready.append(following)
         return tuple(ready)
 
+    def is_next(self, number: int) -> bool:
+        """Whether everything else in the order waits for this number."""
+        return self.sequenced and number <= self._next
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether arrays are kept for any of its operations."""
+        return any(record.kept for record in self.records.values())
+
     def get(self, number: int) -> Record | None:
         """The record of this number, if one is kept."""
-        return self._records.get(number)
+        return self.records.get(number)
 
     def acknowledge(self, number: int) -> None:
         """Forgets a finished record's outcome for good; anything else is left as it is."""
-        record = self._records.get(number)
+        record = self.records.get(number)
         if record is None or not record.done:
             return
         self._acknowledged.add(number)
         record.delivered = True
         # one that was settled before its turn (a tombstone) still holds its place in the order
         if not self.sequenced or number < self._next:
-            del self._records[number]
+            self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        self.records.pop(number).forget()

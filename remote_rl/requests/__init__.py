@@ -23,7 +23,7 @@ from .training import (
     Snapshot,
     ZeroGrad,
 )
-from .weights import Push, Sync, Version
+from .weights import Push, PushPart, Sync, Version
 
 __all__ = [
     "RESERVED_NAMES",
@@ -46,6 +46,7 @@ __all__ = [
     "OptimStep",
     "Pause",
     "Push",
+    "PushPart",
     "ReadFile",
     "Request",
     "Requirement",

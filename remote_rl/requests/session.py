@@ -9,6 +9,7 @@ from ..types.fields import (
     SEMANTIC,
     integer,
     one_of,
+    optional,
     plain,
     strict,
     text,
@@ -62,10 +63,12 @@ class ListFiles(Request):
 @strict
 @attrs.frozen(kw_only=True)
 class ReadFile(Request):
-    """`length` bytes of one of those files, from `offset`."""
+    """`length` bytes of one of those files, from `offset`. identity: the listing's; refused with
+    `ConflictError` where something else has the name by now."""
 
     kind: FileKind = attrs.field(metadata=SEMANTIC, validator=one_of(("checkpoint", "export")))
     name: str = attrs.field(metadata=SEMANTIC, validator=check_name)
     path: str = attrs.field(metadata=SEMANTIC, validator=text())
     offset: int = attrs.field(metadata=SEMANTIC, converter=plain, validator=integer(minimum=0))
     length: int = attrs.field(metadata=SEMANTIC, converter=plain, validator=integer(minimum=0))
+    identity: str | None = attrs.field(default=None, metadata=SEMANTIC, validator=optional(text()))

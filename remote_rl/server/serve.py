@@ -1,34 +1,29 @@
-"""Server: one process that serves one run until it is told to stop (imports app, dispatcher,
-registry)."""
+"""Server: one process that serves one run until it is told to stop (imports app, life,
+dispatcher, registry)."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ipaddress
 import logging
-import signal
 import socket
 import ssl
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 from aiohttp import web
 
-from ..dispatcher import Dispatcher
+from ..dispatcher import DEFAULT_BUDGET, Dispatcher
 from ..errors import InvalidRequestError
-from ..progress_line import ProgressLine
 from ..registry import create_backend
-from .app import DEFAULT_MAX_BODY, application, runner
+from .app import DEFAULT_IO_TIMEOUT, DEFAULT_MAX_BODY, application, runner
+from .life import print_line, run_over, started, stop_signals
 
 log = logging.getLogger("remote_rl.server")
 
 DEFAULT_PORT = 7700
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
-_SAME_SIGNAL_SECONDS = 1.0
 
 
 @attrs.frozen(kw_only=True)
@@ -53,8 +48,8 @@ class Endpoint:
             return None
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         try:
-            context.load_cert_chain(self.certificate, self.key)
-        except OSError as error:  # an SSLError is one, too
+            context.load_cert_chain(self.certificate, self.key, _no_passphrase)
+        except (OSError, ValueError) as error:  # an SSLError is an OSError, too
             raise InvalidRequestError(
                 f"certificate {self.certificate!r} and key {self.key!r} can't be used: {error}"
             ) from error
@@ -99,106 +94,76 @@ class Endpoint:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+@attrs.frozen(kw_only=True)
+class Limits:
+    """How much and how long. max_body: bytes of the largest message. budget: bytes of arrays kept
+    for each client. lease: seconds for which a silent client keeps its rights. stall: for which a
+    running operation may report nothing. io_timeout: for which a body may stand still. grace: for
+    which what runs may go on once a stop was asked for."""
+
+    max_body: int = DEFAULT_MAX_BODY
+    budget: int = DEFAULT_BUDGET
+    lease: float = 60.0
+    stall: float = 300.0
+    io_timeout: float = DEFAULT_IO_TIMEOUT
+    grace: float = 30.0
+
+
 async def serve(
     backend_name: str,
     options: Mapping[str, Any],
     endpoint: Endpoint,
     *,
     checkpoint_dir: str | Path | None = None,
-    max_body: int = DEFAULT_MAX_BODY,
-    lease_seconds: float = 60.0,
-    stall_timeout: float = 300.0,
+    limits: Limits | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> None:
     """Creates the backend, starts it, and serves it until SIGINT or SIGTERM.
 
     announce: gets the one line that says where, once clients can connect; by default it is
-    printed. Whatever is wrong with the arguments is raised before the backend starts.
+    printed. Whatever is wrong with the arguments is raised before the backend starts. A run that
+    is lost is told to its clients for as long as they hold a lease, and then raised as
+    `RunLostError`.
     """
+    limits = limits or Limits()
     context = endpoint.tls()
     backend = create_backend(backend_name, dict(options))
     dispatcher = Dispatcher(
         backend,
         checkpoint_dir=checkpoint_dir,
-        lease_seconds=lease_seconds,
-        stall_timeout=stall_timeout,
+        lease_seconds=limits.lease,
+        stall_timeout=limits.stall,
+        budget_bytes=limits.budget,
     )
-    with contextlib.closing(endpoint.bind()) as bound, _stop_signals() as stop:
-        if not await _started(dispatcher, backend_name, stop):
+    with contextlib.closing(endpoint.bind()) as bound, stop_signals() as stop:
+        if not await started(dispatcher, backend_name, stop):
             return
-        app_runner = runner(application(dispatcher, token=endpoint.token, max_body=max_body))
+        app_runner = runner(
+            application(
+                dispatcher,
+                token=endpoint.token,
+                max_body=limits.max_body,
+                io_timeout=limits.io_timeout,
+            )
+        )
         try:
             await app_runner.setup()
             site = web.SockSite(app_runner, bound, ssl_context=context)
             await site.start()
             url = endpoint.url(bound)
-            (announce or _print_line)(
+            log.info("serving %s at %s", backend_name, url)
+            (announce or print_line)(
                 f'remote_rl: serving {backend_name} at {url} - connect("{url}")'
             )
-            await stop.wait()
-            log.info("stopping")
+            lost = await run_over(dispatcher, stop, grace=limits.grace, lease=limits.lease)
             await site.stop()
         finally:
             await dispatcher.close()
             await app_runner.cleanup()
+    if lost is not None:
+        raise lost.copy()
 
 
-async def _started(dispatcher: Dispatcher, name: str, stop: asyncio.Event) -> bool:
-    """Starts the dispatcher; False where a signal came first, with nothing left behind."""
-    line, began = ProgressLine(), time.monotonic()
-    doing = ""
-
-    def hear(what: str) -> None:
-        nonlocal doing
-        doing = f", {what}" if what else ""
-
-    log.info("starting %s", name)
-    start = asyncio.ensure_future(dispatcher.start(hear))
-    stopped = asyncio.ensure_future(stop.wait())
-    try:
-        while not start.done() and not stopped.done():
-            await asyncio.wait((start, stopped), timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
-            line.show(f"remote_rl: starting {name}, {time.monotonic() - began:.0f} s{doing}")
-        if start.done():
-            await start
-            return True
-        start.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await start
-            await dispatcher.close()
-        return False
-    finally:
-        stopped.cancel()
-        line.clear()
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[asyncio.Event]:
-    """An event that SIGINT or SIGTERM sets. Who starts processes often passes a signal on to one
-    that has it already, so only a second Ctrl-C some time after the first cuts the stop short."""
-    loop, stop = asyncio.get_running_loop(), asyncio.Event()
-    first = 0.0
-
-    def release() -> None:
-        for number in _STOPPING:
-            loop.remove_signal_handler(number)
-
-    def hear(number: signal.Signals) -> None:
-        nonlocal first
-        if not stop.is_set():
-            first = loop.time()
-            stop.set()
-        elif number is signal.SIGINT and loop.time() - first > _SAME_SIGNAL_SECONDS:
-            release()
-            signal.raise_signal(number)
-
-    for number in _STOPPING:
-        loop.add_signal_handler(number, hear, number)
-    try:
-        yield stop
-    finally:
-        release()
-
-
-def _print_line(line: str) -> None:
-    print(line, flush=True)
+def _no_passphrase() -> str:
+    # otherwise it would be asked for at a terminal that a server may not have
+    raise ValueError("the key is encrypted; give one without a passphrase")

@@ -23,11 +23,21 @@ class Received(Protocol):
     """The part of aiohttp's StreamReader that is read here."""
 
     def iter_chunks(self) -> AsyncIterator[tuple[bytes, bool]]: ...
+    def at_eof(self) -> bool: ...
+    def is_eof(self) -> bool: ...
+    def read_nowait(self, n: int = -1) -> bytes: ...
 
 
 def route_of(message_class: type) -> str:
     """The path of a message: `/v1/` and its class name in snake case."""
-    return ROUTE_PREFIX + re.sub(r"(?<!^)(?=[A-Z])", "_", message_class.__name__).lower()
+    path = _PATHS.get(message_class)
+    if path is None:
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", message_class.__name__).lower()
+        path = _PATHS[message_class] = ROUTE_PREFIX + name
+    return path
+
+
+_PATHS: dict[type, str] = {}
 
 
 #: path -> class, of every message that a client sends
@@ -41,10 +51,23 @@ def nothing_moved(count: int) -> None:
 async def pieces(
     frame: Frame, moved: Callable[[int], None] = nothing_moved
 ) -> AsyncIterator[bytes | memoryview]:
-    """The frame's bytes, uncopied; `moved` hears of each piece once the next one is wanted."""
+    """The frame's bytes; `moved` hears of each piece once the next one is wanted."""
     for piece in frame.chunks(CHUNK_BYTES):
         yield piece
         moved(len(piece))
+
+
+def arrived(content: Received, limit: int | None = None) -> memoryview | None:
+    """A body that has come whole with its head, as small ones do; None where it must be waited for.
+
+    Raises `InvalidRequestError` where it has more than `limit` bytes.
+    """
+    if not content.is_eof():
+        return None
+    body = content.read_nowait()
+    if limit is not None and len(body) > limit:
+        raise too_large(limit)
+    return memoryview(body)
 
 
 async def receive(
@@ -56,6 +79,8 @@ async def receive(
     """
     body = GrowingBuffer()
     async for piece, _ in content.iter_chunks():
+        if not piece and content.at_eof():
+            break  # aiohttp's reader of bodies of length 0 never ends by itself
         if limit is not None and body.size + len(piece) > limit:
             raise too_large(limit)
         body.append(piece)
@@ -67,6 +92,7 @@ def too_large(limit: int) -> InvalidRequestError:
     """The refusal of a body of more than `limit` bytes."""
     return InvalidRequestError(
         f"the message is larger than the {limit} bytes that the server takes; send the batch in "
-        "pieces (Batch.split) or start the server with a larger --max-body",
+        "pieces (Batch.split), a push in smaller ones (part_bytes=), or start the server with a "
+        "larger --max-body",
         limit=limit,
     )

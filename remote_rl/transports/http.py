@@ -7,17 +7,21 @@ it again; what another try can't mend is an error of `remote_rl.errors`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import ssl
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+import attrs
+
 from ..errors import AuthenticationError, InvalidRequestError, ProtocolError, RemoteRLError
-from ..messages import ConnectionLost, Message
+from ..messages import ConnectionLost, Message, PendingDigest
 from ..requests import Request
-from ..wire import Frame, decode, digest, encode
-from .bodies import CHUNK_BYTES, FRAME_TYPE, SMALL_BYTES, pieces, receive, route_of
+from ..wire import Frame, decode, encode, seal
+from .bodies import CHUNK_BYTES, FRAME_TYPE, SMALL_BYTES, arrived, pieces, receive, route_of
+from .silence import Silences
 
 if TYPE_CHECKING:
     import aiohttp
@@ -26,10 +30,20 @@ CONNECTIONS = 8
 #: the rest of the connections carry a wait and a sign of life
 SUBMITS = CONNECTIONS - 2
 CONNECT_SECONDS = 5.0
-#: a frame of at least this size first asks whether it may come (Expect: 100-continue)
+#: a frame of at least this size first asks whether it may come (Expect: 100-continue), unless one
+#: of its size was let in before
 ASK_FIRST_BYTES = 1 << 20
-#: a gateway's words for "I don't know what became of it"
-GATEWAY_STATUSES = frozenset({502, 503, 504})
+#: foreign answers below 500 that say "not now"; from 500 on: "I don't know what became of it"
+NOT_NOW_STATUSES = frozenset({408, 425, 429})
+
+
+@attrs.frozen
+class Cut:
+    """For tests: the connection breaks in mid-body. direction: "up" in the request, "down" in the
+    answer. share: of the body's bytes, [0, 1), which still go."""
+
+    direction: Literal["up", "down"]
+    share: float
 
 
 class HttpTransport:
@@ -47,7 +61,10 @@ class HttpTransport:
         )
         self._tls = _tls_context(self._url, ca_file)
         self._session: aiohttp.ClientSession | None = None
+        self._silences: Silences | None = None
+        self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._let_in = 0  # bytes of the largest frame that was, since the last failure
 
     @property
     def target(self) -> str:
@@ -59,50 +76,60 @@ class HttpTransport:
         """How many submits may be under way at once."""
         return SUBMITS
 
-    def digest(self, request: Request) -> str | None:
-        """Of the frame's bytes."""
-        return digest(request)
+    def digest(self, request: Request) -> PendingDigest:
+        """Of the frame's bytes, of a large one taken while they are sent."""
+        return seal(request)
 
     async def close(self) -> None:
-        """Ends the connections; a later call would open new ones."""
+        """Ends the connections; later calls are lost."""
+        self._closed = True
         session, self._session = self._session, None
+        if self._silences is not None:
+            self._silences.close()
         if session is not None:
             await session.close()
 
-    async def call(self, message: Message, timeout: float) -> Any:
+    async def call(self, message: Message, timeout: float, cut: Cut | None = None) -> Any:
         """The dispatcher's reply. `timeout`: seconds without a byte in either direction, so that
-        a large body on a slow line isn't given up while it moves."""
+        a large body on a slow line isn't given up while it moves. `cut`: where to break it off."""
         frame = encode(message)
-        now = asyncio.get_running_loop().time
-
-        def moved(_: int) -> None:
-            if not patience.expired():
-                patience.reschedule(now() + timeout)
-
+        if self._silences is None:
+            self._silences = Silences()
+        reply: Any = None
         try:
-            async with asyncio.timeout(timeout) as patience:
-                reply = await self._exchange(message, frame, moved)
+            with self._silences.watch(timeout) as silence:
+                reply = await self._exchange(message, frame, silence.moved, cut)
         except TimeoutError as error:
             raise ConnectionLost(f"no answer within {timeout:g} s") from error
+        finally:  # after a failure, whoever refuses gets to say so before the body comes
+            good = not (reply is None or isinstance(reply, RemoteRLError))
+            self._let_in = max(self._let_in, frame.nbytes) if good else 0
         if isinstance(reply, RemoteRLError):
             raise reply
         return reply
 
-    async def _exchange(self, message: Message, frame: Frame, moved: Callable[[int], None]) -> Any:
+    async def _exchange(
+        self, message: Message, frame: Frame, moved: Callable[[int], None], cut: Cut | None
+    ) -> Any:
         import aiohttp
 
         try:
             async with self._opened().post(
                 self._url + route_of(type(message)),
-                data=_body(frame, moved),
+                data=_body(frame, moved, cut),
                 headers=self._headers(frame),
-                expect100=frame.nbytes >= ASK_FIRST_BYTES,
+                expect100=frame.nbytes >= ASK_FIRST_BYTES and frame.nbytes > self._let_in,
                 allow_redirects=False,
             ) as response:
                 moved(0)
-                if response.content_type != FRAME_TYPE:
+                said = response.headers.get("Content-Type")  # as it is; parsing it takes longer
+                if said != FRAME_TYPE and response.content_type != FRAME_TYPE:
                     await self._refuse_foreign(response)
-                body = await receive(response.content, moved=moved)
+                if cut is not None and cut.direction == "down":
+                    await _break_off(response, cut.share)
+                body = arrived(response.content)
+                if body is None:
+                    body = await receive(response.content, moved=moved)
         except RemoteRLError:
             raise  # some are also an OSError
         except aiohttp.ClientSSLError as error:
@@ -126,6 +153,8 @@ class HttpTransport:
         import aiohttp
 
         loop = asyncio.get_running_loop()
+        if self._closed:
+            raise ConnectionLost("the transport is closed")
         if self._session is None:
             self._loop = loop
             self._session = aiohttp.ClientSession(
@@ -153,11 +182,17 @@ class HttpTransport:
     async def _refuse_foreign(self, response: aiohttp.ClientResponse) -> None:
         """Raises for an answer that no remote_rl server gave."""
         status = f"HTTP {response.status}, {response.content_type}"
-        if response.status in GATEWAY_STATUSES:
+        if response.status >= 500 or response.status in NOT_NOW_STATUSES:
             raise ConnectionLost(f"a gateway before it answered {status}")
         if response.status == 401:
             raise AuthenticationError(
                 f"{self.target} wants a token ({status}); pass token= or set REMOTE_RL_TOKEN"
+            )
+        if response.status == 413:
+            raise InvalidRequestError(
+                f"something before {self.target} takes no message of this size ({status}); raise "
+                "its limit, or send the batch in pieces (Batch.split) and a push in smaller ones "
+                "(part_bytes=)"
             )
         opening = (await response.content.read(200)).decode("utf-8", "replace").strip()
         raise self._foreign(f"it answered {status}: {opening!r}", status=response.status)
@@ -165,19 +200,45 @@ class HttpTransport:
     def _foreign(self, what: str, **details: Any) -> ProtocolError:
         return ProtocolError(
             f"{self.target} is not a remote_rl server: {what}; check host, port and path",
+            foreign=True,
             **details,
         )
 
 
-def _body(frame: Frame, moved: Callable[[int], None]) -> Any:
+def _body(frame: Frame, moved: Callable[[int], None], cut: Cut | None) -> Any:
+    if cut is not None and cut.direction == "up":
+        return _opening(frame, int(cut.share * frame.nbytes))
     if frame.nbytes <= SMALL_BYTES:
         return b"".join(frame.parts)
     return pieces(frame, moved)
 
 
+async def _opening(frame: Frame, size: int) -> AsyncIterator[bytes | memoryview]:
+    """The first `size` bytes of the frame, and then an end in the middle."""
+    left = size
+    for piece in frame.chunks(CHUNK_BYTES):
+        if left < len(piece):
+            if left:
+                yield piece[:left]
+            break
+        yield piece
+        left -= len(piece)
+    raise ConnectionResetError(f"the request was cut off after {size} bytes")
+
+
+async def _break_off(response: aiohttp.ClientResponse, share: float) -> None:
+    """Reads that share of the answer and breaks the connection."""
+    size = int(share * (response.content_length or 0))
+    with contextlib.suppress(asyncio.IncompleteReadError):
+        await response.content.readexactly(size)
+    response.close()
+    raise ConnectionResetError(f"the answer was cut off after {size} bytes")
+
+
 def _lost(error: Exception) -> ConnectionLost:
     cause = getattr(error, "os_error", error)  # of a failed connect, aiohttp's own text is longer
-    return ConnectionLost(f"{type(cause).__name__}: {cause}".rstrip(": "))
+    refused = isinstance(cause, ConnectionRefusedError)
+    return ConnectionLost(f"{type(cause).__name__}: {cause}".rstrip(": "), refused=refused)
 
 
 def _checked_token(token: str | None) -> str | None:

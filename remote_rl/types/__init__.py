@@ -9,6 +9,7 @@ from .generation import (
     Label,
     Sample,
 )
+from .pieces import Piece, TensorForm
 from .ragged import Ragged, RaggedLike
 from .results import (
     AdamW,
@@ -24,12 +25,14 @@ from .results import (
     WeightsVersion,
 )
 from .sampling import SamplingParams
+from .work import Devices, Work, mfu
 
 __all__ = [
     "FINISH_REASONS",
     "AdamW",
     "Batch",
     "CheckpointInfo",
+    "Devices",
     "Done",
     "ExportReceipt",
     "FinishReason",
@@ -40,11 +43,15 @@ __all__ = [
     "LoadResult",
     "OptimStepResult",
     "Outputs",
+    "Piece",
     "Ragged",
     "RaggedLike",
     "Sample",
     "SamplingParams",
     "SyncReceipt",
     "Tensor",
+    "TensorForm",
     "WeightsVersion",
+    "Work",
+    "mfu",
 ]

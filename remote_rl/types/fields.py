@@ -12,6 +12,7 @@ Every field of a class that crosses the protocol says what it is:
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from types import MappingProxyType
@@ -45,23 +46,28 @@ def strict(cls: Class) -> Class:
 
     @functools.wraps(original)
     def checked(self: Any, *positional: Any, **named: Any) -> None:
-        for name in named:
-            if name not in names:
-                raise UnknownNameError(
-                    f"{cls.__name__} has no field {name!r}; {nearest(name, names)}", field=name
-                )
-        missing = required.difference(named, names[: len(positional)])
-        if missing:
-            first = min(missing, key=names.index)
-            raise InvalidRequestError(
-                f"{cls.__name__} needs {first!r}; pass {first}=...", field=first
-            )
-        original(self, *positional, **named)
+        try:
+            original(self, *positional, **named)
+        except TypeError:  # looked into only now: this stands in the way of every object
+            for name in named:
+                if name not in names:
+                    raise UnknownNameError(
+                        f"{cls.__name__} has no field {name!r}; {nearest(name, names)}", field=name
+                    ) from None
+            missing = required.difference(named, names[: len(positional)])
+            if missing:
+                first = min(missing, key=names.index)
+                raise InvalidRequestError(
+                    f"{cls.__name__} needs {first!r}; pass {first}=...", field=first
+                ) from None
+            raise
 
     cls.__init__ = checked  # type: ignore[misc]
     return cls
 
 
+#: of a caller's own values; those of all checkpoints travel in one answer
+MOST_JSON_BYTES = 1 << 20
 #: temperatures that float32 logits bear; 0, greedy, stands apart
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 1e-4, 1e4
 TEMPERATURES = f"0 (greedy), or from {LOWEST_TEMPERATURE:g} to {HIGHEST_TEMPERATURE:g}"
@@ -280,7 +286,7 @@ def _json(value: Any) -> Any:
 
 
 def json_values() -> Validator:
-    """A dict of strings to what JSON can hold."""
+    """A dict of strings to what JSON can hold, MOST_JSON_BYTES of text at most."""
 
     def problem(value: Any, place: str) -> str | None:
         if isinstance(value, dict):
@@ -306,6 +312,14 @@ def json_values() -> Validator:
         if found:
             raise InvalidRequestError(
                 f"{found}; it must hold JSON values (text, numbers, lists, mappings of names)",
+                field=attribute.name,
+            )
+        # piece by piece: the whole text takes many times its size while it is put together
+        size = sum(map(len, json.JSONEncoder().iterencode(value)))
+        if size > MOST_JSON_BYTES:
+            raise InvalidRequestError(
+                f"{type(instance).__name__}.{attribute.name} has {size} bytes of JSON, more than "
+                f"the {MOST_JSON_BYTES} that it may; keep what is large in a file of your own",
                 field=attribute.name,
             )
 

@@ -10,15 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import InvalidRequestError
-from .arrays import (
-    Array,
-    TensorLike,
-    brief,
-    cast_array,
-    offsets_of,
-    row_indices,
-    to_numpy,
-)
+from .arrays import Array, TensorLike, brief, cast_array, offsets_of, row_indices, to_numpy
 
 __all__ = ["Array", "Ragged", "RaggedLike", "Side"]
 
@@ -45,6 +37,7 @@ class Ragged:
 
     values: Array = attrs.field(converter=to_numpy)
     offsets: Array = attrs.field(converter=_offsets)
+    _highest_id: int | None = attrs.field(init=False, default=None)
 
     def __attrs_post_init__(self) -> None:
         if self.values.ndim != 1 or self.offsets.ndim != 1:
@@ -277,6 +270,23 @@ class Ragged:
 
     def __repr__(self) -> str:
         return f"Ragged({len(self)} rows, {len(self.values)} {self.dtype}, {brief(self.lengths)})"
+
+
+def highest_id(ids: Ragged) -> int:
+    """Of int32 values the largest, -1 where there are none, and some number from 2**31 on where one
+    is negative: one pass for both bounds of an id. Those that can't be written to, as those of a
+    received frame, are looked at once."""
+    if ids._highest_id is not None and not ids.values.flags.writeable:
+        return ids._highest_id
+    highest = int(ids.values.view(np.uint32).max()) if ids.values.size else -1
+    object.__setattr__(ids, "_highest_id", highest)
+    return highest
+
+
+def highest_id_seen(ids: Ragged) -> int:
+    """`highest_id` as it last was, as of a batch that was made of them; an id that was written
+    since is not seen."""
+    return highest_id(ids) if ids._highest_id is None else ids._highest_id
 
 
 def _row(row: Any, index: int, what: str) -> Array:

@@ -56,6 +56,19 @@ def named() -> Validator:
     return check
 
 
+def named_counts() -> Validator:
+    """A mapping of names to whole numbers, 0 or more."""
+
+    def check(instance: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+        if not isinstance(value, Mapping) or not all(
+            isinstance(name, str) and type(count) is int and count >= 0
+            for name, count in value.items()
+        ):
+            refuse(instance, attribute, value, "a mapping of names to whole numbers")
+
+    return check
+
+
 def version_field() -> Any:
     """Of the weights; they rise from 0."""
     return attrs.field(converter=plain, validator=integer(minimum=0))

@@ -1,5 +1,5 @@
 """Contract: what training and weight operations take and return (imports numpy, attrs, errors,
-fields, ragged)."""
+fields, ragged, work)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .fields import (
     as_tuple,
     each,
     flag,
+    instance_of,
     integer,
     label,
     number,
@@ -36,6 +37,7 @@ from .result_fields import (
     size_field,
     version_field,
 )
+from .work import Work
 
 #: dtype tag -> (numpy dtype that holds the raw bytes, bytes an element)
 TENSOR_DTYPES: Mapping[str, str] = {
@@ -114,7 +116,8 @@ class Outputs:
     """What a forward computed, entry t for response token t.
 
     values: name ("logprobs", "entropy", ...) to Ragged[n] float32; each name is an attribute too.
-    version: of the weights that computed them. metrics: e.g. tokens computed.
+    version: of the weights that computed them. metrics: the backend's own, by name. work: what was
+    computed for them, None where the backend doesn't count.
     computed_for: what they were computed for (tokens, temperatures, policy), as a digest that the
     client adds; never sent.
     """
@@ -122,6 +125,7 @@ class Outputs:
     values: Mapping[str, Ragged] = attrs.field(converter=_columns)
     version: int = version_field()
     metrics: Mapping[str, float] = metrics_field()
+    work: Work | None = attrs.field(default=None, validator=optional(instance_of(Work)))
     computed_for: str | None = attrs.field(default=None, metadata=LOCAL, repr=False)
 
     def __getattr__(self, name: str) -> Ragged:
@@ -140,11 +144,14 @@ class Outputs:
 @strict
 @attrs.frozen(kw_only=True)
 class ForwardBackwardResult:
-    """value: the loss over the whole batch. metrics: by name. version: of the weights used."""
+    """value: the loss over the whole batch. metrics: by name. version: of the weights used. work:
+    what was computed, forward and backward, and the forward that a custom loss needed before; None
+    where the backend doesn't count."""
 
     value: float = attrs.field(converter=as_float, validator=real())
     metrics: Mapping[str, float] = metrics_field()
     version: int = version_field()
+    work: Work | None = attrs.field(default=None, validator=optional(instance_of(Work)))
 
 
 @strict
@@ -153,12 +160,14 @@ class OptimStepResult:
     """grad_norm: 2-norm of the accumulated gradient before clipping (NaN or inf where the step was
     skipped). skipped: the gradient, or the update it led to, was not finite; weights and moments
     are untouched. version: of the weights afterwards.
-    metrics: the backend's own, by name."""
+    metrics: the backend's own, by name. work: the seconds that it took, of no tokens and no model
+    FLOPs; None where the backend doesn't count."""
 
     grad_norm: float = attrs.field(converter=as_float, validator=real())
     skipped: bool = attrs.field(validator=flag())
     version: int = version_field()
     metrics: Mapping[str, float] = metrics_field()
+    work: Work | None = attrs.field(default=None, validator=optional(instance_of(Work)))
 
 
 @strict

@@ -3,7 +3,19 @@
 docs/protocol.md specifies the format. No pickle anywhere: only classes of a fixed list are built.
 """
 
-from .codec import decode, digest, encode
-from .frames import ALIGNMENT, MAGIC, Frame, join, parse
+from .codec import decode, decode_apart, digest, encode, seal
+from .frames import ALIGNMENT, MAGIC, Frame, header_bytes, join, parse
 
-__all__ = ["ALIGNMENT", "MAGIC", "Frame", "decode", "digest", "encode", "join", "parse"]
+__all__ = [
+    "ALIGNMENT",
+    "MAGIC",
+    "Frame",
+    "decode",
+    "decode_apart",
+    "digest",
+    "encode",
+    "header_bytes",
+    "join",
+    "parse",
+    "seal",
+]

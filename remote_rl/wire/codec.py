@@ -1,4 +1,4 @@
-"""Wire: typed objects to a JSON tree with array references, and back (imports the contract).
+"""Wire: typed objects to JSON with array references, and back (imports the contract).
 
     JSON value                      stands for
     null, true, 1, 0.5, "text"      themselves
@@ -16,25 +16,60 @@ validated exactly as what is made locally. Fields of kind LOCAL are not sent.
 from __future__ import annotations
 
 import functools
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
 import numpy as np
-import xxhash
 
 from ..errors import InvalidRequestError, ProtocolError, RemoteRLError
+from ..messages import Submit
+from ..submits import submit_of
 from ..types.arrays import Array
 from ..types.fields import KIND
-from .frames import Frame, join, parse
+from .digests import DIGEST_BYTES, RequestDigest
+from .frames import JSON, MAX_DEPTH, NO_BUFFERS, Buffers, Frame, join, parse, parse_apart
 from .vocabulary import wire_classes
+
+_READ_AS_THEY_ARE = frozenset({str, int, bool, float, type(None)})
+#: a request of at least this size is hashed while it is sent, a smaller one before
+LATE_BYTES = 1 << 18
+#: levels that a request leaves to what carries it, and to the answers that repeat a part of it
+_ROOM = 16
 
 
 def encode(value: Any) -> Frame:
     """`value`, an object of the contract, as a frame; arrays are referred to, not copied."""
+    if isinstance(value, Submit) and isinstance(value.digest, RequestDigest):
+        return _encode_submit(value, value.digest)
     arrays: list[Array] = []
-    return join(_Encoder(arrays).tree(value), arrays)
+    text = _Encoder(arrays).text(value)
+    return join(text, Buffers.of(arrays) if arrays else NO_BUFFERS)
+
+
+def _encode_submit(submit: Submit, digest: RequestDigest) -> Frame:
+    """The request is encoded already; of a large one the digest follows its bytes.
+
+    Written out, since every operation goes through here: that these are its fields, and the JSON
+    the general way's, a test holds.
+    """
+    late = digest.taken is None and digest.nbytes >= LATE_BYTES
+    last = f'{{"#":{len(digest.buffers.described)}}}' if late else f'"{digest.text()}"'
+    acknowledged = _Encoder([]).text(submit.acknowledged) if submit.acknowledged else "[]"
+    deadline = "null" if submit.deadline is None else repr(float(submit.deadline))
+    text = (
+        f'{{"@":"Submit","client_id":{_string(submit.client_id)},'
+        f'"instance_id":{_string(submit.instance_id)},"acknowledged":{acknowledged},'
+        f'"operation":{_string(submit.operation)},"number":{int(submit.number)},'
+        f'"request":{digest.request},"digest":{last},'
+        f'"generates_before":{int(submit.generates_before)},"deadline":{deadline},'
+        f'"linger":{float(submit.linger)!r},"patience":{float(submit.patience)!r}}}'
+    )
+    if not late:
+        return join(text, digest.buffers)
+    return join(text, digest.buffers, tail=digest, tail_bytes=DIGEST_BYTES)
 
 
 def decode(data: bytes | bytearray | memoryview) -> Any:
@@ -43,11 +78,25 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
     Raises `ProtocolError` for what no client of this protocol would send and the constructor's
     own error (`InvalidRequestError`) for an object that says what it must not.
     """
-    tree, arrays = parse(data)
-    try:
-        return _Decoder(arrays).value(tree)
-    except RecursionError as error:
-        raise ProtocolError("the frame's tree is nested too deeply") from error
+    return _built(*parse(data))
+
+
+def decode_apart(opening: bytes | memoryview, buffers: Iterable[memoryview]) -> Any:
+    """As `decode`, of a frame that came apart: its arrays are views into `buffers`."""
+    return _built(*parse_apart(opening, buffers))
+
+
+def _built(tree: Any, arrays: list[Array]) -> Any:
+    return _Decoder(arrays).value(tree)
+
+
+def seal(request: Any) -> RequestDigest:
+    """The request's digest, for its Submit; the request is encoded once for all of its sendings.
+
+    Raises `InvalidRequestError` where it can't cross the wire.
+    """
+    arrays: list[Array] = []
+    return RequestDigest(_Encoder(arrays, _ROOM).text(request), arrays)
 
 
 def digest(value: Any) -> str:
@@ -56,58 +105,114 @@ def digest(value: Any) -> str:
     It tells accidents apart (a number used again for other contents), not forgeries; whoever may
     forge it holds the run's token and could send anything anyway.
     """
-    state = xxhash.xxh3_128()
-    for part in encode(value).parts:
-        state.update(part)
-    return state.hexdigest()
+    return seal(value).text()
 
 
 class _Encoder:
-    def __init__(self, arrays: list[Array]) -> None:
+    """Writes JSON at once, without a tree in between: most messages are small, and of their time
+    the way through two forms was the larger part."""
+
+    def __init__(self, arrays: list[Array], depth: int = 0) -> None:
         self.arrays = arrays
         self._index: dict[int, int] = {}
+        self._depth = depth
 
-    def tree(self, value: Any) -> Any:
-        if value is None or isinstance(value, (bool, str)):
-            return value
-        if isinstance(value, (int, np.integer)):
-            return int(value)
-        if isinstance(value, (float, np.floating)):
-            number = float(value)
-            return number if math.isfinite(number) else {"@": "float", "is": str(number)}
+    def text(self, value: Any) -> str:
+        kind = type(value)
+        write = _WRITERS.get(kind)
+        if write is not None:
+            return write(value)
+        if kind is tuple or kind is list:
+            return self._list(value)
+        layout = _layouts().get(kind)
+        if layout is not None:
+            self._deeper(1)
+            members = self.members(value, *layout)
+            self._depth -= 1
+            return members + "}"
+        return self._rarer(value)
+
+    def members(self, value: Any, opening: str, fields: Iterable[tuple[str, str]]) -> str:
+        """An object without its closing brace."""
+        parts = [opening]
+        for key, name in fields:
+            item = getattr(value, name)
+            write = _WRITERS.get(type(item))
+            parts += (key, self.text(item) if write is None else write(item))
+        return "".join(parts)
+
+    def _rarer(self, value: Any) -> str:
+        for kinds, write in _SUBCLASSES:
+            if isinstance(value, kinds):
+                return write(value)
         if isinstance(value, np.ndarray):
             return self._array(value)
         if isinstance(value, (bytes, bytearray, memoryview)):
             return self._array(np.frombuffer(value, np.uint8))
         if isinstance(value, Mapping):
-            return {"@": "map", "of": {str(key): self.tree(item) for key, item in value.items()}}
+            self._deeper(2)
+            texts = {str(key): self.text(item) for key, item in value.items()}
+            self._depth -= 2
+            items = [f"{_string(key)}:{text}" for key, text in texts.items()]
+            return f'{{"@":"map","of":{{{",".join(items)}}}}}'
         if isinstance(value, (set, frozenset)):
-            return [self.tree(item) for item in sorted(value)]
+            value = sorted(value)
         if isinstance(value, (tuple, list)):
-            return [self.tree(item) for item in value]
+            return self._list(value)
         if isinstance(value, RemoteRLError):
-            return {"@": "error", **value.to_wire()}
-        return self._object(value)
+            return JSON.encode({"@": "error", **value.to_wire()})
+        raise InvalidRequestError(
+            f"a {type(value).__module__}.{type(value).__name__} can't cross the wire; "
+            "pass plain values, arrays or the classes of remote_rl"
+        )
 
-    def _array(self, array: Array) -> dict[str, int]:
+    def _list(self, value: Iterable[Any]) -> str:
+        self._deeper(1)
+        items = ",".join([self.text(item) for item in value])
+        self._depth -= 1
+        return f"[{items}]"
+
+    def _deeper(self, levels: int) -> None:
+        """Into so many of JSON's levels. An encoder that has raised isn't used again."""
+        self._depth += levels
+        if self._depth > MAX_DEPTH:
+            raise InvalidRequestError(
+                f"values that are nested in {MAX_DEPTH} lists and mappings can't cross the wire (a "
+                "mapping counts twice); flatten them"
+            )
+
+    def _array(self, array: Array) -> str:
         # one array referred to from several fields (a batch's offsets) crosses once
         index = self._index.get(id(array))
         if index is None:
             index = self._index[id(array)] = len(self.arrays)
             self.arrays.append(array)
-        return {"#": index}
+        return f'{{"#":{index}}}'
 
-    def _object(self, value: Any) -> dict[str, Any]:
-        name = type(value).__name__
-        if wire_classes().get(name) is not type(value):
-            raise InvalidRequestError(
-                f"a {type(value).__module__}.{name} can't cross the wire; "
-                "pass plain values, arrays or the classes of remote_rl"
-            )
-        result: dict[str, Any] = {"@": name}
-        for field in _sent_fields(name):
-            result[field] = self.tree(getattr(value, field))
-        return result
+
+def _float(value: Any) -> str:
+    number = float(value)
+    return repr(number) if math.isfinite(number) else f'{{"@":"float","is":"{number}"}}'
+
+
+def _int(value: Any) -> str:
+    return repr(int(value))
+
+
+_string: Callable[[str], str] = json.encoder.encode_basestring_ascii
+_WRITERS: Mapping[type, Callable[[Any], str]] = {
+    str: _string,
+    int: int.__repr__,
+    float: _float,
+    bool: {True: "true", False: "false"}.__getitem__,
+    type(None): {None: "null"}.__getitem__,
+}
+#: numpy's, and what is derived
+_SUBCLASSES: tuple[tuple[tuple[type, ...], Callable[[Any], str]], ...] = (
+    ((str,), _string),
+    ((int, np.integer), _int),
+    ((float, np.floating), _float),
+)
 
 
 class _Decoder:
@@ -115,8 +220,12 @@ class _Decoder:
         self.arrays = arrays
 
     def value(self, tree: Any) -> Any:
+        if type(tree) in _READ_AS_THEY_ARE:
+            return tree
         if isinstance(tree, list):
-            return tuple(self._item(item) for item in tree)
+            return tuple(
+                [item if type(item) in _READ_AS_THEY_ARE else self._item(item) for item in tree]
+            )
         if not isinstance(tree, dict):
             return tree
         if "#" in tree:
@@ -151,9 +260,12 @@ class _Decoder:
         wire_class = wire_classes().get(name) if isinstance(name, str) else None
         if wire_class is None:
             raise ProtocolError(f"the frame's tree holds an object of unknown class {name!r}")
-        fields = {key: self.value(item) for key, item in tree.items() if key != "@"}
+        del tree["@"]
+        for key, item in tree.items():
+            if type(item) not in _READ_AS_THEY_ARE:
+                tree[key] = self.value(item)
         try:
-            return wire_class(**fields)
+            return submit_of(tree) if wire_class is Submit else wire_class(**tree)
         except RemoteRLError:
             raise
         except (
@@ -170,9 +282,17 @@ class _Decoder:
 
 
 @functools.cache
-def _sent_fields(name: str) -> tuple[str, ...]:
-    return tuple(
-        field.name
-        for field in attrs.fields(wire_classes()[name])
-        if field.init and field.metadata.get(KIND) != "local"
-    )
+def _layouts() -> Mapping[type, tuple[str, tuple[tuple[str, str], ...]]]:
+    """Of every class of the wire, how its JSON begins and the fields that are sent, each as what
+    stands before its value and its name."""
+    return {
+        each: (
+            f'{{"@":"{each.__name__}"',
+            tuple(
+                (f',"{field.name}":', field.name)
+                for field in attrs.fields(each)
+                if field.init and field.metadata.get(KIND) != "local"
+            ),
+        )
+        for each in wire_classes().values()
+    }

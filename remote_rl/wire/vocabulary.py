@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from .. import losses, messages, ops, protocol, run_info
-from ..types import batch, ragged, results, sampling
+from ..types import batch, pieces, ragged, results, sampling, work
 
 
 @functools.cache
@@ -19,11 +19,19 @@ def wire_classes() -> Mapping[str, type]:
         sampling.SamplingParams,
         results.AdamW,
         results.Tensor,
+        pieces.TensorForm,
+        pieces.Piece,
         results.CheckpointInfo,
         results.WeightsVersion,
+        work.Work,
+        work.Devices,
         protocol.Capabilities,
         protocol.ModelInfo,
         run_info.RunInfo,
+        run_info.RunStatus,
+        run_info.OperationStatus,
+        run_info.FailureStatus,
+        run_info.Distribution,
         *messages.MESSAGES,
         losses.Aggregation,
         losses.KL,

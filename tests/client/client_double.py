@@ -4,7 +4,6 @@ command, and operations that last until a test lets them go."""
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import threading
 from typing import Any
 
@@ -26,7 +25,16 @@ EVERYTHING = Capabilities(
     operations={
         *("forward", "forward_backward", "optim_step", "zero_grad", "snapshot", "save", "load"),
         *("restore_snapshot", "drop_snapshot", "set_reference", "export"),
-        *("sync", "push", "generate", "pause", "resume", "reset_prefix_cache", "finish_session"),
+        *(
+            "sync",
+            "push_part",
+            "push",
+            "generate",
+            "pause",
+            "resume",
+            "reset_prefix_cache",
+            "finish_session",
+        ),
         "tokenizer",
     },
     outputs=frozenset({"logprobs", "entropy"}),
@@ -186,6 +194,14 @@ class Double:
         self._sampler = self._trainer
         return self._receipt(request.label)
 
+    async def push_part(self, request: Any, context: Any) -> None:
+        """A hold is for those that carry pieces."""
+        if request.forms:
+            self.log.append(("push_part", "forms"))
+            self.requests.append(request)
+        else:
+            await self._enter("push_part", request, "pieces")
+
     async def push(self, request: Any, context: Any) -> SyncReceipt:
         await self._enter("push", request, request.label)
         self._sampler = context.next_version
@@ -258,5 +274,5 @@ class Double:
 
 def ended(operation: Operation[Any]) -> None:
     """Waits for the end of an operation without looking at its outcome."""
-    concurrent.futures.wait([operation._call.future], 60)
+    operation._call.ending.wait(60)
     assert operation.done()

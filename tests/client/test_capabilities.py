@@ -57,6 +57,7 @@ OPERATION_CALLS: dict[str, Call] = {
     "load": lambda rl, batch: rl.training.load("a"),
     "export": lambda rl, batch: rl.training.export("a"),
     "sync": lambda rl, batch: rl.weights.sync(),
+    "push_part": lambda rl, batch: rl.weights.push({"w": np.zeros(2)}, part_bytes=8),
     "push": lambda rl, batch: rl.weights.push({"w": np.zeros(1)}),
     "generate": lambda rl, batch: rl.sampling.generate([[1]], SamplingParams(max_tokens=1)),
     "finish_session": lambda rl, batch: rl.sampling.finish_session("s"),
@@ -296,7 +297,7 @@ def test_every_operation_on_a_model_takes_its_name_and_refuses_another(
     with_model = {
         row.name for row in OPERATIONS.values() if "model" in attrs.fields_dict(row.request)
     }
-    assert set(calls) == with_model - {"abandon"}  # which no user submits
+    assert set(calls) == with_model - {"abandon", "push_part"}  # which no user submits
     for name, (face, arguments) in calls.items():
         method = getattr(getattr(mocked, face), name)
         with pytest.raises(InvalidRequestError, match="model='critic' is reserved: a run holds"):

@@ -19,6 +19,7 @@ from client_support import SessionFactory, small_mock
 from remote_rl import AdamW, Batch, SamplingParams, Session, losses
 from remote_rl.errors import InvalidRequestError, UnknownNameError
 from remote_rl.messages import Message, Submit
+from remote_rl.types import TensorForm
 from remote_rl.wire import decode, encode
 
 BATCH = test_fields_training.BATCH
@@ -104,6 +105,11 @@ def least(name: str) -> dict[str, Any]:
         "session_id": "s",
         "reason": "r",
     }
+    if name == "Push":
+        return {"tensors": values["tensors"]}
+    if name == "PushPart":
+        form = TensorForm(shape=(1,), dtype="float32")
+        return {"transfer": "t", "forms": {"w": form}}
     if name == "Batch":
         return {"prompts": [[1]], "prompt_index": [0], "responses": [[2]], "temperature": 1.0}
     required = [f.name for f in attrs.fields(CLASSES[name]) if f.default is attrs.NOTHING]

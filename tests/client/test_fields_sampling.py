@@ -11,6 +11,9 @@ from client_proofs import Lab, Proof, check, outcome, until_started
 from client_support import SessionFactory, learn
 
 from remote_rl import Batch, SamplingParams, Tensor
+from remote_rl.requests import Push, PushPart
+from remote_rl.testing.conformance.messages import Messages
+from remote_rl.types import Piece, TensorForm
 
 PROMPTS = [[1], [2, 3]]
 FIXED: dict[str, Any] = {"n": 4, "max_tokens": 8, "seed": 5}
@@ -92,6 +95,34 @@ def raw(lab: Lab, tensor: Tensor) -> Any:
     return receipt.source_fingerprint, samples(lab, SamplingParams(**FIXED))
 
 
+def in_parts(lab: Lab, **changes: Any) -> Any:
+    """A push in parts by hand, one of whose fields is changed: what became of it."""
+    dtype, unit = changes.get("dtype", "uint8"), changes.get("unit", 3)
+    shapes = {name: each.shape for name, each in lab.backend.training.policy.weights.items()}
+    shapes["lm_head.bias"] = changes.get("shape", shapes["lm_head.bias"])
+    forms = {name: TensorForm(shape=shape, dtype=dtype) for name, shape in shapes.items()}
+    pieces = {
+        name: Piece(offset=0, data=(unit * np.arange(form.nbytes) % 61).astype(np.uint8))
+        for name, form in forms.items()
+    }
+    last = Piece(offset=changes.get("offset", 4), data=pieces["lm_head.bias"].data[4:])
+    pieces["lm_head.bias"] = Piece(offset=0, data=pieces["lm_head.bias"].data[:4])
+    send, named = Messages(lab.rl).unchecked, changes.get("transfer", "t")
+    operations = [
+        send("push_part", PushPart(transfer="t", forms=forms)),
+        send("push_part", PushPart(transfer=named, pieces=pieces)),
+        send("push_part", PushPart(transfer="t", pieces={"lm_head.bias": last})),
+        send("push", Push(transfer=changes.get("commits", "t"))),
+    ]
+    ends = [outcome(operation) for operation in operations]
+    failed = [end for end in ends if isinstance(end, tuple)]
+    return failed, samples(lab, SamplingParams(**FIXED))
+
+
+def of_parts(field: str, one: Any, other: Any) -> Proof:
+    return Proof(lambda lab, value: in_parts(lab, **{field: value}), one, other)
+
+
 def bits(values: list[int], dtype: str) -> Tensor:
     return Tensor(data=np.array(values, np.uint8), dtype=dtype)
 
@@ -117,6 +148,14 @@ PROOFS: dict[str, Proof] = {
     "Push.in_flight": Proof(lambda lab, how: carry(lab, "push", in_flight=how), "keep", "abort"),
     "Push.label": Proof(lambda lab, label: labelled(lab, "push", label), 1, "two"),
     "Push.tensors": Proof(pushed, 0.25, 0.5),
+    "Push.transfer": of_parts("commits", "t", "u"),
+    "PushPart.transfer": of_parts("transfer", "t", "u"),
+    "PushPart.forms": of_parts("dtype", "uint8", "float16"),
+    "PushPart.pieces": of_parts("unit", 3, 5),
+    "TensorForm.shape": of_parts("shape", (12,), (3, 4)),
+    "TensorForm.dtype": of_parts("dtype", "uint8", "float8_e5m2"),
+    "Piece.offset": of_parts("offset", 4, 8),
+    "Piece.data": of_parts("unit", 3, 7),
     "Tensor.data": Proof(raw, bits([0x38, 0x30], "float8_e5m2"), bits([0x30, 0x38], "float8_e5m2")),
     "Tensor.dtype": Proof(raw, bits([0x38, 0x30], "float8_e5m2"), bits([0x38, 0x30], "uint8")),
 }

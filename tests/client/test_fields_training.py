@@ -116,7 +116,8 @@ def deleted(lab: Lab, options: dict[str, Any]) -> Any:
 
 def exported(lab: Lab, name: str) -> Any:
     lab.rl.training.export(name).result()
-    return outcome(lab.rl._submit("list_files", ListFiles(kind="export", name="a")))
+    found = outcome(lab.rl._submit("list_files", ListFiles(kind="export", name="a")))
+    return found if isinstance(found, tuple) else found.paths
 
 
 def abandoned(lab: Lab, word: str) -> Any:
@@ -143,6 +144,8 @@ def read(lab: Lab, options: dict[str, Any]) -> Any:
     two_checkpoints(lab)
     whole = {"kind": "export", "name": "a", "path": "config.json", "offset": 0, "length": 50}
     chunk = outcome(lab.rl._submit("read_file", ReadFile(**{**whole, **options})))
+    if isinstance(chunk, tuple):  # refused
+        return chunk
     return chunk.size, chunk.data.tobytes()
 
 
@@ -190,6 +193,7 @@ PROOFS: dict[str, Proof] = {
     "ReadFile.path": Proof(read, {}, {"path": "generation_config.json"}),
     "ReadFile.offset": Proof(read, {}, {"offset": 1}),
     "ReadFile.length": Proof(read, {}, {"length": 49}),
+    "ReadFile.identity": Proof(read, {}, {"identity": "another's"}),
 }
 
 

@@ -95,6 +95,75 @@ def test_download_refuses(mocked: Session, tmp_path: Path) -> None:
     assert mocked.download("export", "first", empty) == empty
 
 
+@pytest.mark.parametrize("kind", ["checkpoint", "export"])
+@pytest.mark.parametrize("before", ["read 1", "read 2", "read 3", "read 5"])
+def test_a_download_is_of_one_checkpoint_or_fails(
+    kind: str,
+    before: str,
+    mocked: Session,
+    batch: Batch,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whenever it is deleted, and another one saved under its name."""
+    from remote_rl.client import download
+
+    monkeypatch.setattr(download, "_CHUNK", 1000)
+    training = mocked.training
+    write = training.save if kind == "checkpoint" else training.export
+    write("a").result()
+    submit, reads = mocked._submit, 0
+
+    def replacing(name: str, request: Any, *more: Any, **named: Any) -> Any:
+        nonlocal reads
+        if name == "read_file":
+            reads += 1
+            if f"read {reads}" == before:
+                training.delete("a", kind=kind).result()  # type: ignore[arg-type]
+                learn(mocked, batch)
+                write("a").result()
+        return submit(name, request, *more, **named)
+
+    monkeypatch.setattr(mocked, "_submit", replacing)
+    with pytest.raises(ConflictError, match=f"{kind} 'a' was replaced .* the download again"):
+        mocked.download(kind, "a", tmp_path / "here")
+    assert not (tmp_path / "here").exists()
+    again = mocked.download(kind, "a", tmp_path / "here")
+    assert files(again) == files(tmp_path / "run" / f"{kind}s" / "a")
+
+
+@pytest.mark.parametrize(("size", "piece"), [(9, b"12345"), (5, b""), (5, b"123456")])
+def test_a_file_of_another_size_than_was_listed_is_no_download(
+    size: int, piece: bytes, mocked: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from remote_rl.dispatcher.store import Store
+
+    mocked.training.export("a").result()
+    monkeypatch.setattr(Store, "files", lambda *_: {"weights": 5})
+    monkeypatch.setattr(Store, "read", lambda *_: (piece, size))
+    with pytest.raises(ConflictError, match="'weights' of export 'a' was listed with 5 bytes"):
+        mocked.download("export", "a", tmp_path / "here")
+    assert not (tmp_path / "here").exists()
+
+
+def test_short_pieces_are_put_together(
+    mocked: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may give less than was asked for."""
+    from remote_rl.dispatcher.store import Store
+
+    path = mocked.training.export("a").result().path
+    read = Store.read
+
+    def short(
+        self: Store, kind: str, name: str, file: str, offset: int, length: int, *more: Any
+    ) -> Any:
+        return read(self, kind, name, file, offset, min(length, 777), *more)
+
+    monkeypatch.setattr(Store, "read", short)
+    assert files(mocked.download("export", "a", tmp_path / "here")) == files(Path(path))
+
+
 def test_a_server_that_lists_a_path_outside_is_not_followed(
     mocked: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,7 @@ def test_a_custom_loss_that_outlives_its_session(double: Double, batch: Batch) -
     rl = connect(double)
     operation = rl.training.forward_backward(batch, losses.custom(slow, framework=None))
     assert began.wait(60)
-    (worker,) = [each for each in threading.enumerate() if each.name == "remote_rl custom losses"]
+    (worker,) = [each for each in threading.enumerate() if each.name == "remote_rl client jobs"]
     rl.detach()
     go_on.set()
     worker.join(60)

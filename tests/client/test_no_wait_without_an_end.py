@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -13,7 +14,14 @@ from client_double import Double
 from client_support import ServerFactory, SessionFactory, small_mock
 
 from remote_rl import AdamW, Batch, SamplingParams, Session, connect, errors, losses
+from remote_rl.client import loop as client_loop
 
+SMALL_BATCH: dict[str, Any] = {
+    "prompts": [[1]],
+    "prompt_index": [0],
+    "responses": [[2, 3]],
+    "temperature": 1.0,
+}
 GENERATE = SamplingParams(max_tokens=3)
 
 
@@ -218,3 +226,45 @@ def test_a_keyword_that_no_method_has_gets_the_nearest(mocked: Session, batch: B
         mocked.weights.sync(labl=3)  # type: ignore[call-arg]
     with pytest.raises(errors.UnknownNameError, match="close has no argument"):
         mocked.close(now=True)  # type: ignore[call-arg]
+
+
+def test_a_method_that_heeds_no_cancellation_keeps_nobody_from_leaving(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Stubborn(Double):
+        over = False
+
+        async def optim_step(self, request: Any, context: Any) -> Any:
+            while not self.over:
+                try:
+                    await asyncio.sleep(0.05)
+                except asyncio.CancelledError:
+                    pass
+
+    monkeypatch.setattr(client_loop, "_PATIENCE", 0.2)
+    double = Stubborn()
+    rl = connect(double, stall_timeout=0.5)
+    rl.training.forward_backward(Batch(**SMALL_BATCH), losses.CrossEntropy())
+    with pytest.raises(errors.RunLostError, match="optim_step reported nothing"):
+        rl.training.optim_step(AdamW(lr=0.1)).result(60)
+    begin = time.monotonic()
+    rl.detach()
+    assert time.monotonic() - begin < 20
+    double.over = True
+
+
+def test_a_backends_error_of_another_session_does_not_end_this_one(
+    session_factory: SessionFactory,
+) -> None:
+    """An engine that is itself somebody's client may lose its own lease."""
+    double = Double()
+    for call, error in enumerate(
+        (errors.LeaseError("theirs"), errors.UnreachableError("theirs")), start=1
+    ):
+        double.faults["forward", call] = error
+    rl = session_factory(double)
+    batch = Batch(**SMALL_BATCH)
+    for name in ("LeaseError", "UnreachableError"):
+        with pytest.raises(errors.BackendError, match=f"{name}: theirs"):
+            rl.training.forward(batch).result(60)
+    assert rl.training.forward(batch).result(60).logprobs is not None

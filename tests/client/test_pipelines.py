@@ -14,7 +14,12 @@ from client_double import Double
 from client_support import ServerFactory, SessionFactory
 
 from remote_rl import AdamW, Batch, Operation, SamplingParams, Session, connect, losses
-from remote_rl.errors import BackendError, ConflictError, DirtyGradientsError
+from remote_rl.errors import (
+    BackendError,
+    ConflictError,
+    DirtyGradientsError,
+    InvalidRequestError,
+)
 from remote_rl.messages import Message
 
 LOSS = losses.CrossEntropy()
@@ -243,3 +248,19 @@ def test_a_request_that_can_not_cross_takes_no_number(
 
 def _never(batch: Batch, outputs: object) -> Any:
     raise AssertionError("the function was called")
+
+
+@pytest.mark.parametrize("written", [12, -1])
+def test_a_token_written_into_a_batch_after_it_was_made_never_reaches_the_backend(
+    mocked: Session, mock: Any, batch: Batch, written: int
+) -> None:
+    mocked.training.forward_backward(batch, LOSS).result()
+    batch.responses.values[1] = written  # the mock has the ids 0 to 11
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match=f"{written}"):
+            mocked.training.forward_backward(batch, LOSS).result()
+        mocked.training.zero_grad().result()  # as after any loss that did not come in
+    batch.responses.values[1] = 2
+    mocked.training.forward_backward(batch, LOSS).result()
+    seen = [(call.operation, call.event) for call in mock.calls]
+    assert seen.count(("forward_backward", "started")) == 2

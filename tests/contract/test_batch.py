@@ -388,3 +388,37 @@ def test_repr_says_what_is_inside_and_no_field_can_be_set():
         batch.mask = None
     with pytest.raises(TypeError, match="unhashable"):
         hash(batch)
+
+
+@pytest.mark.parametrize("size", [1e15, 1e30, 3e38, -3e38])
+def test_floats_of_any_finite_size_are_taken_and_nothing_else_beside_them(size):
+    rows = [[size, size], [-size]]
+    fields = {
+        "prompts": [[1]],
+        "prompt_index": [0, 0],
+        "responses": [[1, 2], [3]],
+        "temperature": 1.0,
+    }
+    assert Batch(advantages=rows, **fields).advantages.values.max() == np.float32(abs(size))
+    for wrong in (np.nan, np.inf, -np.inf):
+        with pytest.raises(InvalidRequestError, match=r"token 0 of row 1 of Batch\.advantages"):
+            Batch(advantages=[[size, size], [wrong]], **fields)
+
+
+def test_what_is_sent_is_the_same_memory_and_not_looked_at_again():
+    batch = Batch(
+        prompts=[[1]],
+        prompt_index=[0],
+        responses=[[1, 2]],
+        temperature=1.0,
+        advantages=[[1.0, 2.0]],
+        ref_logprobs=[[1.0, 2.0]],
+        policy_version=[3],
+        extras={"uid": ["a"]},
+    )
+    sent = batch.only({"advantages"})
+    assert sent.responses is batch.responses
+    assert sent.advantages is batch.advantages
+    assert (sent.ref_logprobs, sent.policy_version, sent.extras) == (None, None, {})
+    assert batch.ref_logprobs is not None
+    assert list(batch.extras) == ["uid"]

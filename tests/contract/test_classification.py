@@ -8,13 +8,14 @@ from remote_rl import losses
 from remote_rl.errors import InvalidRequestError, UnknownNameError
 from remote_rl.ops import ALWAYS_OFFERED, OPERATIONS, Stream
 from remote_rl.requests import Request
-from remote_rl.types import AdamW, Batch, SamplingParams
+from remote_rl.types import AdamW, Batch, Piece, SamplingParams, TensorForm
 from remote_rl.types.fields import KIND, LOCAL, RESERVED, SCHEDULING, SEMANTIC
 from remote_rl.types.results import Tensor
 
 KINDS = {kind[KIND] for kind in (SEMANTIC, SCHEDULING, RESERVED, LOCAL)}
 
 BATCH = Batch(prompts=[[1]], prompt_index=[0], responses=[[2, 3]], temperature=1.0)
+PIECE = Piece(offset=4, data=np.zeros(4, np.uint8))
 #: one legal instance of each request class; a new operation has to be added here
 EXAMPLES = {
     "forward": {"batch": BATCH},
@@ -32,6 +33,7 @@ EXAMPLES = {
     "delete": {"name": "step-1"},
     "export": {"name": "model"},
     "sync": {},
+    "push_part": {"transfer": "t", "forms": {"w": TensorForm(shape=(2,), dtype="float32")}},
     "push": {"tensors": {"w": np.zeros(2, np.float32)}},
     "version": {},
     "generate": {"prompts": [[1, 2]], "params": SamplingParams(max_tokens=2)},
@@ -60,6 +62,8 @@ CARRIED = [
     AdamW,
     Batch,
     Tensor,
+    TensorForm,
+    Piece,
     losses.KL,
     losses.Entropy,
     losses.Aggregation,
@@ -129,7 +133,9 @@ def test_an_unknown_keyword_is_refused_with_the_valid_names(operation):
         request_of(operation, modle="policy")
 
 
-@pytest.mark.parametrize("operation", sorted(name for name, e in EXAMPLES.items() if e))
+@pytest.mark.parametrize(
+    "operation", sorted(name for name, e in EXAMPLES.items() if e and name != "push")
+)
 def test_a_missing_field_is_named(operation):
     required = [f.name for f in attrs.fields(REQUESTS[operation]) if f.default is attrs.NOTHING]
     assert required
@@ -169,6 +175,14 @@ def test_a_missing_field_is_named(operation):
         ("sync", {"label": 0.5}, "Sync.label must be a whole number, a string or None"),
         ("push", {"tensors": {}}, "push needs a mapping of names to tensors"),
         ("push", {"tensors": [1]}, "push needs a mapping"),
+        ("push", {"tensors": None}, "push needs tensors, or the transfer that has brought them"),
+        ("push", {"transfer": "t"}, "or the transfer that has brought them, and not both"),
+        ("push", {"tensors": None, "transfer": ""}, "Push.transfer must be a non-empty string"),
+        ("push_part", {"transfer": 7}, "PushPart.transfer must be a non-empty string"),
+        ("push_part", {"forms": {}}, "push_part needs forms, of every tensor, or pieces"),
+        ("push_part", {"forms": {"w": 1}}, "PushPart.forms must be a mapping of names to Tensor"),
+        ("push_part", {"pieces": [1]}, "PushPart.pieces must be a mapping of names to Piece"),
+        ("push_part", {"pieces": {"w": PIECE}}, "or pieces of tensors, and not both"),
         ("sleep", {"half": "trainer"}, "can't be 'trainer'; did you mean 'training'"),
         ("read_file", {"offset": -1}, "ReadFile.offset must be a whole number >= 0"),
         ("read_file", {"length": -1}, "ReadFile.length must be a whole number >= 0"),
@@ -178,6 +192,30 @@ def test_a_missing_field_is_named(operation):
 def test_requests_refuse_what_no_backend_could_do(operation, changes, message):
     with pytest.raises(InvalidRequestError, match=message):
         request_of(operation, **changes)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TensorForm(shape=[-1], dtype="float32"), "TensorForm.shape must be a whole num"),
+        (lambda: TensorForm(shape=3, dtype="float32"), "TensorForm.shape must be a sequence"),
+        (lambda: TensorForm(shape=(), dtype="float23"), "did you mean 'float32'"),
+        (lambda: Piece(offset=-1, data=PIECE.data), "Piece.offset must be a whole number >= 0"),
+        (lambda: Piece(offset=0, data=np.zeros(0, np.uint8)), r"not \[0\] of uint8"),
+        (lambda: Piece(offset=0, data=np.zeros(2, np.int8)), r"not \[2\] of int8"),
+        (lambda: Piece(offset=0, data=np.zeros((2, 2), np.uint8)), r"not \[2, 2\] of uint8"),
+    ],
+)
+def test_forms_and_pieces_refuse_what_is_none(make, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        make()
+
+
+def test_a_form_knows_its_size():
+    form = TensorForm.of(Tensor(data=np.zeros((3, 4), np.uint16), dtype="bfloat16"))
+    assert (form.shape, form.dtype, form.itemsize, form.nbytes) == ((3, 4), "bfloat16", 2, 24)
+    assert TensorForm(shape=(), dtype="int64").nbytes == 8
+    assert TensorForm(shape=(0, 5), dtype="int64").nbytes == 0
 
 
 def test_numbers_and_metadata_arrive_as_json_has_them():
@@ -210,6 +248,12 @@ def test_requirements_name_what_a_backend_must_declare():
     assert needs("optim_step") == {("optimizer", "AdamW")}
     assert needs("sync", in_flight="abort") == {("in_flight", "abort")}
     assert needs("push") == {("in_flight", "keep"), ("push_dtype", "float32")}
+    assert needs("push", tensors=None, transfer="t") == {
+        ("operation", "push_part"),
+        ("in_flight", "keep"),
+    }
+    assert needs("push_part") == {("push_dtype", "float32")}
+    assert needs("push_part", forms={}, pieces={"w": PIECE}) == set()
     assert needs("generate") == {("sampling_output", "logprobs")}
     assert needs(
         "generate", params=SamplingParams(max_tokens=1, n=4, top_p=0.5, seed=0, outputs=())

@@ -1,12 +1,13 @@
 """What a model can't take is refused before any work, naming the row."""
 
+import numpy as np
 import pytest
 
 from remote_rl import losses
 from remote_rl.errors import InvalidRequestError
 from remote_rl.protocol import ModelInfo
 from remote_rl.requests import Forward, ForwardBackward, Generate, Snapshot
-from remote_rl.types import Batch, SamplingParams
+from remote_rl.types import Batch, Ragged, SamplingParams
 
 MODEL = ModelInfo(name="tiny", vocab_size=13, context_length=8)
 
@@ -35,6 +36,27 @@ def test_a_batch_beyond_the_model(prompts, responses, message, row, request_of):
     with pytest.raises(InvalidRequestError, match=message) as caught:
         MODEL.check(request_of(batch(prompts, responses)))
     assert caught.value.details == {"row": row}
+
+
+@pytest.mark.parametrize(("field", "name"), [("prompts", "prompt"), ("responses", "response")])
+@pytest.mark.parametrize("written", [13, -1])
+def test_an_id_written_into_a_batch_after_it_was_made(field, name, written):
+    ids = Ragged(np.array([1, 2, 12], np.int32), np.array([0, 1, 3]))
+    other = Ragged(np.array([1, 2], np.int32), np.array([0, 1, 2]))
+    made = batch(**{"prompts": other, "responses": other, field: ids})
+    MODEL.check(Forward(batch=made), again=False)
+    ids.values[1] = written
+    MODEL.check(Forward(batch=made), again=False)  # by what was seen as it was made
+    with pytest.raises(InvalidRequestError, match=f"{name} 1 holds token id {written},"):
+        MODEL.check(Forward(batch=made))
+    MODEL.check(Forward(batch=batch([[1]], [[1]])), again=False)
+    if written < 0:
+        with pytest.raises(InvalidRequestError, match=f"Batch.{field} is negative: -1"):
+            batch(**{"prompts": other, "responses": other, field: ids})
+        return
+    again = batch(**{"prompts": other, "responses": other, field: ids})
+    with pytest.raises(InvalidRequestError, match=f"{name} 1 holds token id 13,"):
+        MODEL.check(Forward(batch=again), again=False)
 
 
 @pytest.mark.parametrize(

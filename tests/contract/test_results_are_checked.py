@@ -10,6 +10,7 @@ from remote_rl.protocol import Capabilities, ModelInfo, TokenizerFiles
 from remote_rl.run_info import CheckpointList, FileChunk, FileList, RunInfo
 from remote_rl.types import (
     CheckpointInfo,
+    Devices,
     Done,
     ExportReceipt,
     ForwardBackwardResult,
@@ -22,6 +23,7 @@ from remote_rl.types import (
     Sample,
     SyncReceipt,
     WeightsVersion,
+    Work,
 )
 from remote_rl.types.fields import KIND, LOCAL
 
@@ -40,10 +42,12 @@ SAMPLE = Sample(
 )
 CHECKPOINT = CheckpointInfo(name="a", version=1, optimizer=True, metadata={"step": [1, None]})
 MODEL = ModelInfo(name="tiny", vocab_size=3, eos_token_ids=[0], context_length=8, parameters=2)
+WORK = Work(tokens=3, flops=6.0, seconds=0.5)
+DEVICES = Devices(kind="cpu", count=2, total=4, dtype="float32", peak_flops=1e12)
 VALID = [
-    Outputs(values={"logprobs": ROWS}, version=0, metrics={"n": 1}),
-    ForwardBackwardResult(value=1.0, metrics={"n": 1}, version=0),
-    OptimStepResult(grad_norm=1.0, skipped=False, version=0, metrics={"n": 1}),
+    Outputs(values={"logprobs": ROWS}, version=0, metrics={"n": 1}, work=WORK),
+    ForwardBackwardResult(value=1.0, metrics={"n": 1}, version=0, work=WORK),
+    OptimStepResult(grad_norm=1.0, skipped=False, version=0, metrics={"n": 1}, work=WORK),
     Done(version=0),
     CHECKPOINT,
     LoadResult(name="a", version=2, saved_version=1, optimizer=False, metadata={"a": 1}),
@@ -65,7 +69,7 @@ VALID = [
     TokenizerFiles(kind="bytes"),
     Capabilities(operations={"save"}),
     CheckpointList(checkpoints=[CHECKPOINT]),
-    FileList(paths=["a"], sizes=[1]),
+    FileList(paths=["a"], sizes=[1], identity="x"),
     FileChunk(data=b"a", size=1),
     RunInfo(
         instance_id="i",
@@ -79,7 +83,10 @@ VALID = [
         checkpoint_dir=False,
         driver=False,
         lost="yes",
+        devices=DEVICES,
     ),
+    WORK,
+    DEVICES,
 ]
 FIELDS = [
     (value, field.name)
@@ -133,6 +140,14 @@ def test_text_for_a_number_and_a_number_for_text_are_refused(value, name):
         (VALID[7], {"label": [1]}, "SyncReceipt.label must be a whole number, a string or None"),
         (SAMPLE, {"label": [1, 2]}, "Sample.label must be a whole number, a string or None, not"),
         (MODEL, {"parameters": "many"}, "ModelInfo.parameters must be a whole number >= 1"),
+        (WORK, {"tokens": -1}, "Work.tokens must be a whole number >= 0, not -1"),
+        (WORK, {"seconds": -0.5}, "Work.seconds must be a finite number >= 0, not -0.5"),
+        (WORK, {"flops": float("nan")}, "Work.flops must be a finite number >= 0, not nan"),
+        (WORK, {"flops": None}, "Work needs flops, or the reason why it is unknown, and not both"),
+        (WORK, {"reason": "no"}, "Work needs flops, or the reason why it is unknown, and not both"),
+        (DEVICES, {"peak_flops": None}, "Devices needs peak_flops, or the reason why"),
+        (DEVICES, {"peak_flops": 0}, "Devices.peak_flops must be a finite number > 0, not 0"),
+        (DEVICES, {"total": 1}, "Devices.total is 1, less than the 2 that train"),
         (MODEL, {"eos_token_ids": ("a",)}, "ModelInfo.eos_token_ids must be a whole number >= 0"),
     ],
 )

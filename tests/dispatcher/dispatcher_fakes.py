@@ -35,6 +35,19 @@ def generate(n=1, **params):
     return Generate(prompts=[[1, 2]], params=SamplingParams(max_tokens=3, n=n, **params))
 
 
+def receipt(version, label=None):
+    """Of a delivery of one tensor that took no time."""
+    return SyncReceipt(
+        version=version,
+        label=label,
+        tensors=1,
+        bytes=4,
+        seconds=0.0,
+        source_fingerprint="f",
+        sampler_fingerprint="f",
+    )
+
+
 class FakeClock:
     """Stands still until `advance` moves it."""
 
@@ -184,16 +197,7 @@ class FakeBackend:
 
     async def sync(self, request, context):
         self.sampler = (context.version, request.label)
-        result = SyncReceipt(
-            version=context.version,
-            label=request.label,
-            tensors=1,
-            bytes=4,
-            seconds=0.0,
-            source_fingerprint="f",
-            sampler_fingerprint="f",
-        )
-        return await self._do("sync", context, result)
+        return await self._do("sync", context, receipt(context.version, request.label))
 
     async def push(self, request, context):
         raise NotImplementedError
@@ -259,6 +263,7 @@ for _name in (
     "finish_session",
     "sleep",
     "wake",
+    "push_part",
 ):
     setattr(FakeBackend, _name, _plain(_name))
 
@@ -271,6 +276,7 @@ class Talk:
         self.backend = backend
         self.clock = clock
         self.instance_id = dispatcher.instance_id
+        self._generates = {}
 
     async def attach(self, client_id="a", **fields):
         fields.setdefault("protocol_versions", PROTOCOL_VERSIONS)
@@ -291,8 +297,10 @@ class Talk:
     async def submit(self, operation, number, request=None, *, client="a", linger=0.0, **fields):
         """The answer as it stands at once, or when the operation has ended (linger)."""
         acknowledged = fields.pop("acknowledged", ())
-        if operation == "abort":  # called after all generates, unless the test says otherwise
-            fields.setdefault("generates_before", 2**31)
+        if operation == "generate":
+            self._generates[client] = max(number, self._generates.get(client, 0))
+        if operation == "abort":  # called after all so far, unless the test says otherwise
+            fields.setdefault("generates_before", self._generates.get(client, 0))
         return await self.dispatcher.handle(
             Submit(
                 operation=operation,
@@ -352,9 +360,9 @@ class Talk:
 
 
 @contextlib.asynccontextmanager
-async def running(client="a", **options):
+async def running(client="a", backend=None, **options):
     """A started dispatcher with one driver attached, closed at the end."""
-    backend, clock = FakeBackend(), FakeClock()
+    backend, clock = backend or FakeBackend(), FakeClock()
     dispatcher = Dispatcher(backend, clock=clock, **options)
     await dispatcher.start()
     talk = Talk(dispatcher, backend, clock)

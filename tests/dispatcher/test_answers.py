@@ -21,6 +21,7 @@ from remote_rl.types import (
     Sample,
     SamplingParams,
     SyncReceipt,
+    TensorForm,
 )
 
 
@@ -164,6 +165,7 @@ async def test_what_has_no_answer_gets_none(operation):
         "snapshot": {"name": "a"},
         "set_reference": {"source": "base"},
         "finish_session": {"session_id": "s"},
+        "push_part": {"transfer": "t", "forms": {"w": TensorForm(shape=(1,), dtype="float32")}},
         "sleep": {"half": "training"},
         "wake": {"half": "training"},
     }.get(operation, {})

@@ -154,7 +154,7 @@ async def test_what_is_no_operation_or_no_message_is_a_protocol_error():
         for key in (("training",), ("training", "1"), (1, 1), ("training", [1])):
             with pytest.raises(ProtocolError, match="is no stream and number"):
                 await talk.wait(acknowledged=[key])
-        for cursors in ({"x": 0}, {"1": -1}, {"1": "0"}, {"²": 0}):
+        for cursors in ({"x": 0}, {"1": -1}, {"1": "0"}, {"²": 0}, {"1" * 5000: 0}):
             with pytest.raises(ProtocolError, match="is no number of a generate"):
                 await talk.wait(cursors=cursors)
         assert talk.backend.calls == []
@@ -269,6 +269,15 @@ async def test_a_cancelled_forward_backward_counts_as_failed_where_it_stood():
         error = await talk.error("optim_step", 3, OPTIM_STEP)
         assert type(error) is DirtyGradientsError
         assert type(error.__cause__) is OperationCancelled
+
+
+@in_loop
+async def test_a_forward_backward_cancelled_right_after_its_call_counts_as_failed():
+    async with running() as talk:
+        await talk.submit("forward_backward", 1, FORWARD_BACKWARD)  # its turn, but not begun yet
+        assert await talk.cancel("forward_backward", 1)
+        assert type(await talk.error("optim_step", 2, OPTIM_STEP)) is DirtyGradientsError
+        assert talk.backend.calls == []
 
 
 @in_loop

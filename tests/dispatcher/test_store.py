@@ -171,12 +171,19 @@ def test_no_name_leads_out_of_the_directory(store, tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    "path", ["../manifest.json", "/etc/passwd", "state/../../b/manifest.json", "state", "link", ""]
+    "path",
+    [
+        *("../manifest.json", "/etc/passwd", "state/../../b/manifest.json", "state", "link", ""),
+        *("state/", "./manifest.json", "state//weights.bin", "state/../manifest.json", "a" * 5000),
+        *("folder/passwd", "state/weights.bin/", "manifest.json\0", "\ud800"),
+    ],
 )
 def test_only_listed_files_are_read(store, tmp_path, path):
     save(store, "a")
     save(store, "b")
     (tmp_path / "run" / "checkpoints" / "a" / "link").symlink_to("/etc/passwd")
+    (tmp_path / "run" / "checkpoints" / "a" / "folder").symlink_to("/etc")
+    assert path not in store.files("checkpoint", "a")
     with pytest.raises(InvalidRequestError, match="has no file"):
         store.read("checkpoint", "a", path, 0, 10)
 
@@ -192,8 +199,16 @@ def test_files_are_listed_and_read_in_pieces(store):
     assert store.read("export", "model", "config.json", 4, 3) == (b"456", 10)
     assert store.read("export", "model", "config.json", 8, 100) == (b"89", 10)
     assert store.read("export", "model", "config.json", 20, 3) == (b"", 10)
+    assert store.read("export", "model", "config.json", 2**70, 3) == (b"", 10)
     with pytest.raises(InvalidRequestError, match="no export 'modle'; did you mean 'model'"):
         store.files("export", "modle")
+
+
+def test_a_piece_is_read_without_listing_the_others(store, monkeypatch):
+    """A folder of thousands of shards is listed once, not for each piece of each."""
+    save(store, "a")
+    monkeypatch.setattr(store, "files", None)
+    assert store.read("checkpoint", "a", "state/weights.bin", 1, 3) == (b"eig", 7)
 
 
 @pytest.mark.parametrize(

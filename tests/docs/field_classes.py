@@ -13,9 +13,12 @@ import attrs
 
 from remote_rl import AdamW, Batch, SamplingParams, Tensor, losses
 from remote_rl.ops import OPERATIONS
+from remote_rl.types import Piece, TensorForm
 from remote_rl.types.fields import KIND
 
 PAGE = Path(__file__).parents[2] / "docs" / "field-classes.md"
+
+CARRIED = (Batch, SamplingParams, AdamW, Tensor, TensorForm, Piece)
 
 HEAD = """\
 # Fields
@@ -55,7 +58,7 @@ def page() -> str:
     without = [name for name, row in OPERATIONS.items() if not list(_rows(name, row.request))]
     sections = {
         "operation": [(f"`{name}`", row.request) for name, row in OPERATIONS.items()],
-        "carried": [(f"`{cls.__name__}`", cls) for cls in (Batch, SamplingParams, AdamW, Tensor)],
+        "carried": [(f"`{cls.__name__}`", cls) for cls in CARRIED],
         "loss or term": [
             (f"`{cls.__name__}`", cls)
             for cls in (*losses.LOSSES.values(), losses.KL, losses.Entropy, losses.Aggregation)

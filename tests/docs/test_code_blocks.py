@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import blocks_of, commands_of, pattern_of
+from pages import Page, blocks_of, commands_of, holds_in_order
 
 ROOT = Path(__file__).parents[2]
 #: pages none of whose blocks run here
@@ -62,7 +62,20 @@ def test_a_reason_belongs_to_the_next_block_only() -> None:
         blocks_of("<!-- not run: slow -->\nsome text between\n```sh\nls\n```\n")
 
 
+def test_a_block_may_be_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "<!-- file: a.py -->\n```python\nx = 1 / 0\n```\n```console\n$ cat a.py\nx = 1\n```\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert Page(page).run() == (2, 0)
+    assert (tmp_path / "a.py").read_text() == "x = 1 / 0\n"
+    with pytest.raises(ValueError, match="without a reason"):
+        blocks_of("<!-- file: ../a.py -->\n```python\nx = 1\n```\n")
+
+
 def test_console_blocks() -> None:
     assert commands_of("$ a \\\n  b\nout\n$ c\n") == [("a \\\n  b", ["out"]), ("c", [])]
-    assert re.search(pattern_of(["a ... c", "d"]), "x\na b c\ny\nd\n", re.DOTALL)
-    assert not re.search(pattern_of(["a", "d"]), "d\na\n", re.DOTALL)
+    assert holds_in_order("x\na b c\ny\nd\n", ["a ... c", "d"])
+    assert not holds_in_order("d\na\n", ["a", "d"])
+    assert not holds_in_order("a b" * 100_000, ["...a...", "...", "b...a", "...", "c..."])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import select
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -43,11 +45,24 @@ def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def line_of(stream: object) -> str:
-    """The next line, within patience."""
-    ready, _, _ = select.select([stream], [], [], PATIENCE)
-    assert ready, "no line came"
-    line: str = stream.readline()  # type: ignore[attr-defined]
+def line_of(stream: Any) -> str:
+    """The next line, within patience; nothing where there is none any more. Byte by byte, so that
+    no line waits in a buffer that `select` can't see."""
+    line = b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([stream], [], [], PATIENCE)
+        assert ready, f"no line came after {line!r}"
+        byte = os.read(stream.fileno(), 1)
+        if not byte:
+            break
+        line += byte
+    return line.decode()
+
+
+def line_with(stream: Any, text: str) -> str:
+    """The next line that holds `text`."""
+    while text not in (line := line_of(stream)):
+        assert line, f"it ended without a line with {text!r}"
     return line
 
 

@@ -122,17 +122,6 @@ async def test_the_token_of_the_environment_is_used(monkeypatch: pytest.MonkeyPa
                 await transport.call(RENEW, LONG)
 
 
-@in_loop
-async def test_health_needs_no_token_and_says_nothing_of_the_run() -> None:
-    async with (
-        listening(application(Scripted(), token="s3cret")) as (url, _),
-        aiohttp.ClientSession() as session,
-        session.get(url + "/healthz") as answer,
-    ):
-        assert answer.status == 200
-        assert await answer.json() == {"status": "ok"}
-
-
 @pytest.mark.parametrize("head", ["Authorization: Bearer wrong\r\n", "Expect: 100-continue\r\n"])
 @in_loop
 async def test_a_refusal_does_not_wait_for_the_body(head: str) -> None:
@@ -223,6 +212,9 @@ async def test_memory_follows_the_bytes_received_not_those_announced() -> None:
         def iter_chunks(self) -> Any:
             return thousand_bytes()
 
+        def at_eof(self) -> bool:
+            return False
+
     assert len(await receive(Content())) == 1000
     buffer = GrowingBuffer()
     for count in range(1, 100):
@@ -275,7 +267,8 @@ async def test_who_hangs_up_is_not_answered_and_disturbs_nobody(
 def test_each_message_has_one_address() -> None:
     assert sorted(ROUTES) == [
         f"/v1/{name}"
-        for name in ("attach", "cancel", "describe", "detach", "renew", "submit", "wait")
+        for name in ("attach", "cancel", "describe", "detach", "observe", "renew", "submit")
+        + ("wait",)
     ]
 
 

@@ -197,7 +197,9 @@ async def test_an_answer_of_something_else_is_a_protocol_error(answer: bytes, ma
             await transport.call(RENEW, LONG)
 
 
-@pytest.mark.parametrize("status", ["502 Bad Gateway", "503 Unavailable", "504 Gateway Timeout"])
+@pytest.mark.parametrize(
+    "status", ["502 Bad Gateway", "503 Unavailable", "500 Oops", "429 Too Many", "520 Unknown"]
+)
 @in_loop
 async def test_a_gateway_that_reaches_nobody_is_a_lost_connection(status: str) -> None:
     async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -262,11 +264,13 @@ async def test_a_cancelled_call_leaves_the_transport_usable() -> None:
 
 
 @in_loop
-async def test_a_transport_may_be_used_after_close() -> None:
+async def test_a_closed_transport_opens_nothing_any_more() -> None:
+    """What is late, such as a duplicate that was kept back, leaves no connection behind."""
     async with pair(Scripted()) as transport:
         await transport.call(RENEW, LONG)
         await transport.close()
-        await transport.call(RENEW, LONG)
+        with pytest.raises(ConnectionLost, match="closed"):
+            await transport.call(RENEW, LONG)
 
 
 def test_a_transport_belongs_to_one_loop() -> None:
@@ -314,7 +318,7 @@ def test_certificates_without_https_or_a_file_are_refused() -> None:
 
 def test_the_digest_is_that_of_the_wire() -> None:
     request = requests.ForwardBackward(batch=large_batch(10), loss=losses.CrossEntropy())
-    assert HttpTransport("http://host").digest(request) == digest(request)
+    assert HttpTransport("http://host").digest(request).text() == digest(request)
 
 
 def test_importing_the_transport_does_not_import_the_http_client() -> None:

@@ -11,6 +11,7 @@ from remote_rl import (
     AdamW,
     Batch,
     CheckpointInfo,
+    Devices,
     Done,
     ExportReceipt,
     ForwardBackwardResult,
@@ -28,9 +29,11 @@ from remote_rl import (
     Session,
     SyncReceipt,
     WeightsVersion,
+    Work,
     connect,
     errors,
     losses,
+    mfu,
 )
 
 
@@ -64,6 +67,9 @@ def blocking(target: str) -> float:
         assert_type(rl.training.export("hf"), Operation[ExportReceipt])
         assert_type(rl.training.zero_grad(), Operation[Done])
         assert_type(rl.info(), Operation[RunInfo])
+        assert_type(rl.info().result().devices, Devices | None)
+        assert_type(step.result().work, Work | None)
+        assert_type(mfu(Work.total([step.result().work]), None), tuple[float | None, str | None])
         assert_type(rl.handle(), Handle)
         return step.result().grad_norm
 

@@ -102,6 +102,19 @@ def test_every_array_begins_at_a_multiple_of_the_alignment() -> None:
     assert position % ALIGNMENT == 0
 
 
+def test_thousands_of_small_arrays_travel_together_and_a_large_one_uncopied() -> None:
+    large = np.arange(1 << 20, dtype=np.int32)
+    several = {str(index): np.full(3, index) for index in range(5000)} | {"large": large}
+    frame = encode(several)
+    assert len(frame.parts) > 5000
+    chunks = list(frame.chunks(1 << 20))
+    assert len(chunks) < frame.nbytes / (32 << 10)
+    assert b"".join(chunks) == b"".join(frame.parts)
+    whole = [chunk for chunk in chunks if len(chunk) == 1 << 20]
+    assert all(np.shares_memory(np.frombuffer(chunk, np.uint8), large) for chunk in whole)
+    assert len(whole) == 4
+
+
 def test_chunks_are_the_parts_in_pieces() -> None:
     frame = encode(BATCH)
     chunks = list(frame.chunks(7))

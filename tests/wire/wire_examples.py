@@ -10,11 +10,22 @@ import numpy as np
 
 from remote_rl import errors, losses, messages, requests, run_info
 from remote_rl.protocol import Capabilities, ModelInfo, TokenizerFiles
-from remote_rl.types import AdamW, Batch, Ragged, SamplingParams, Tensor
+from remote_rl.types import (
+    AdamW,
+    Batch,
+    Devices,
+    Piece,
+    Ragged,
+    SamplingParams,
+    Tensor,
+    TensorForm,
+    Work,
+)
 from remote_rl.types import results as kinds
 from remote_rl.types.fields import KIND
 from remote_rl.types.generation import Generation
 
+PIECE = Piece(offset=0, data=np.zeros(1, np.uint8))
 RESPONSES = Ragged.from_rows([[5, 6, 7], [], [8]], np.int32)
 FLOATS = RESPONSES.with_values(np.array([0.5, -1.25, 3e-8, -0.0], np.float32))
 BATCH = Batch(
@@ -55,6 +66,39 @@ INFO = run_info.RunInfo(
     pristine=False,
     checkpoint_dir=True,
     driver=True,
+    devices=Devices(kind="cpu", count=2, dtype="float32", peak_flops=None, reason="it is a CPU"),
+)
+DISTRIBUTION = run_info.Distribution(bounds=(0.5, 2), counts=(1, 0, 3), total=40.25)
+OPERATION = run_info.OperationStatus(
+    name="generate",
+    queued=1,
+    running=2,
+    succeeded=3,
+    failed={"BackendError": 4},
+    queue_seconds=DISTRIBUTION,
+    run_seconds=DISTRIBUTION,
+    received_bytes=5,
+    sent_bytes=6,
+)
+STATUS = run_info.RunStatus(
+    instance_id="i-1",
+    backend="mock",
+    model="tiny",
+    software="remote_rl 0",
+    uptime=12.5,
+    versions=VERSIONS,
+    driver=True,
+    clients=2,
+    paused=False,
+    operations=[OPERATION],
+    generated_samples=7,
+    generated_tokens=8,
+    staleness=DISTRIBUTION,
+    recent_mean=0.5,
+    recent_max=3,
+    last_failure=run_info.FailureStatus(
+        operation="generate", error="BackendError", seconds_ago=1.5
+    ),
 )
 AGGREGATION = losses.sequence_mean_token_sum_norm(width=8, denominator=3)
 _KL = losses.KL(0.1, estimator="k1+", aggregation="sum")
@@ -71,13 +115,24 @@ EXAMPLES: tuple[Any, ...] = (
     Tensor(data=np.arange(6, dtype=np.uint16).reshape(2, 3), dtype="bfloat16"),
     Tensor(data=np.float64(3.5), dtype="float64"),
     Tensor(data=np.zeros((0, 4), np.float16), dtype="float16"),
+    TensorForm(shape=(), dtype="float8_e5m2"),
+    Piece(offset=2**40, data=np.arange(5, dtype=np.uint8)),
     CHECKPOINT,
     VERSIONS,
     INFO.capabilities,
     INFO.model,
     INFO,
+    INFO.devices,
+    Devices(kind="NVIDIA H200", count=8, total=16, dtype="bfloat16", peak_flops=989e12),
+    Work(tokens=3, flops=1e15, seconds=0.25),
+    Work(tokens=0, flops=None, seconds=0.0, reason="its experts"),
+    DISTRIBUTION,
+    OPERATION,
+    STATUS.last_failure,
+    STATUS,
     # messages
     messages.Describe(),
+    messages.Observe(),
     messages.Attach(client_id="c-1", protocol_versions=(1, 2), start="base", epoch=2),
     messages.Grant(
         client_id="c-1", instance_id="i-1", epoch=1, role="driver", lease_seconds=60, info=INFO
@@ -94,6 +149,7 @@ EXAMPLES: tuple[Any, ...] = (
         deadline=3.0,
         linger=0.05,
     ),
+    messages.Busy(kept=5 << 30, budget=4 << 30, retry_after=5.0),
     messages.Outcome(stream="training", number=1, done=True, result=kinds.Done(version=3)),
     messages.Outcome(stream="training", number=1, done=True, error=FAILURE),
     messages.ProgressReport(stream="training", number=1, done=3, total=None, what="loading"),
@@ -141,6 +197,11 @@ EXAMPLES: tuple[Any, ...] = (
     requests.ResetPrefixCache(),
     requests.Sync(in_flight="abort", label=3),
     requests.Push(tensors={"w": np.ones((2, 2), np.float32), "#": np.zeros(1, np.int8)}),
+    requests.Push(transfer="t", label="a"),
+    requests.PushPart(transfer="t", forms={"w": TensorForm(shape=(2, 0), dtype="bfloat16")}),
+    requests.PushPart(
+        transfer="t", pieces={"w": Piece(offset=8, data=np.arange(4, dtype=np.uint8)), "#": PIECE}
+    ),
     requests.Version(),
     requests.Info(),
     requests.Tokenizer(),
@@ -149,6 +210,7 @@ EXAMPLES: tuple[Any, ...] = (
     requests.Wake(half="sampling"),
     requests.ListFiles(kind="export", name="a"),
     requests.ReadFile(kind="checkpoint", name="a", path="model/x.bin", offset=0, length=9),
+    requests.ReadFile(kind="export", name="a", path="x", offset=1, length=9, identity="x"),
     # responses
     GENERATION,
     Generation.from_samples([]),
@@ -173,7 +235,7 @@ EXAMPLES: tuple[Any, ...] = (
     ),
     run_info.CheckpointList(checkpoints=[CHECKPOINT]),
     run_info.FileChunk(data=b"\x00\xff", size=2),
-    run_info.FileList(paths=("a/b",), sizes=(3,)),
+    run_info.FileList(paths=("a/b",), sizes=(3,), identity="x"),
 )
 
 
