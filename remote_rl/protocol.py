@@ -41,7 +41,7 @@ from .types.fields import (
 from .types.ragged import highest_id, highest_id_seen
 from .types.results import TENSOR_DTYPES
 from .types.results import TokenizerFiles as TokenizerFiles  # part of what a backend answers
-from .types.sampling import SAMPLING_OUTPUTS, SamplingParams
+from .types.sampling import SAMPLING_OUTPUTS, SamplingParams, check_ends
 
 T = TypeVar("T")
 
@@ -147,7 +147,7 @@ class ModelInfo:
                 self._check_lengths(lengths, "prompt and response have", self.context_length)
         elif isinstance(request, requests.Generate):
             self._check_ids("prompt", request.prompts)
-            self._check_stop_ids(request.params.stop_token_ids)
+            check_ends(request.params, self.name, self.vocab_size, self.eos_token_ids)
             if self.context_length is not None:
                 lengths = request.prompts.lengths + request.params.max_tokens
                 self._check_lengths(lengths, "prompt and max_tokens come to", self.context_length)
@@ -160,14 +160,6 @@ class ModelInfo:
                 f"{what} {row} holds token id {ids.values[position]}, but model {self.name!r} has "
                 f"{self.vocab_size} ids; was it encoded with another tokenizer?",
                 row=row,
-            )
-
-    def _check_stop_ids(self, ids: tuple[int, ...]) -> None:
-        if ids and max(ids) >= self.vocab_size:
-            raise InvalidRequestError(
-                f"stop_token_ids holds {max(ids)}, but model {self.name!r} has {self.vocab_size} "
-                "ids; was it taken from another tokenizer?",
-                field="stop_token_ids",
             )
 
     def _check_lengths(self, lengths: Array, what: str, most: int) -> None:

@@ -27,6 +27,8 @@ _SAMPLING_OPTIONS = frozenset(
         "top_p",
         "top_k",
         "min_p",
+        "min_tokens",
+        "include_stop",
         "stop_token_ids",
         "seed",
         "session_id",

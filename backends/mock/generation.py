@@ -15,7 +15,7 @@ from remote_rl.requests import Generate
 from remote_rl.types import FinishReason, Generation, Label, Sample
 
 from .model import Ids, Weights, log_probabilities, pieces, prompt_windows
-from .sampling_math import StopStrings, draw, random_keys, truncated, uniform
+from .sampling_math import StopStrings, draw, random_keys, truncated, uniform, without
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 Column: TypeAlias = npt.NDArray[np.float32]
@@ -53,7 +53,7 @@ class Flight:
         self._windows = np.repeat(prompt_windows(request.prompts, window), params.n, axis=0)
         self._keys = random_keys(seed, self.prompt_index, self.index)
         self._ends = np.array(sorted({*ends, *params.stop_token_ids}), np.int32)
-        self._stops = StopStrings(params.stop, rows)
+        self._stops = StopStrings(params.stop, rows, params.min_tokens)
         self._active = np.arange(rows, dtype=np.int64)
         self._position = 0
         self._tokens = np.empty((rows, 0), np.int32)
@@ -115,10 +115,12 @@ class Flight:
                 served.weights, self._windows[active[piece]], temperature[piece]
             )
             rows = np.arange(len(table))
+            early = self._position < params.min_tokens
+            cut = without(table, self._ends) if early else table
             if greedy:
-                tokens[piece] = table.argmax(axis=1)
+                tokens[piece] = cut.argmax(axis=1)
             else:
-                cut = truncated(table, top_p=params.top_p, top_k=params.top_k, min_p=params.min_p)
+                cut = truncated(cut, top_p=params.top_p, top_k=params.top_k, min_p=params.min_p)
                 tokens[piece] = draw(cut, chances[piece])
                 drawn[piece] = cut[rows, tokens[piece]]
             logprobs[piece] = table[rows, tokens[piece]]
@@ -138,7 +140,8 @@ class Flight:
             if at_end[place]:
                 ended.append(self._end(row, position, "stop"))
             elif stop_at[place] >= 0:
-                ended.append(self._end(row, int(stop_at[place]), "stop"))
+                length = position if self.params.include_stop else int(stop_at[place])
+                ended.append(self._end(row, length, "stop"))
             else:
                 ended.append(self._end(row, position, "length"))
         self._active = active[~leaving]

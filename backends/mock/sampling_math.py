@@ -1,7 +1,7 @@
 """Mock backend: truncation, random numbers and stop strings (imports numpy, the model's types).
 
-Truncation is vLLM's: min-p on the distribution at the temperature, then top-k on what is left,
-then top-p on the renormalised rest.
+Truncation is vLLM's: first the ids that min_tokens doesn't let come yet, then min-p on the
+distribution at the temperature, then top-k on what is left, then top-p on the renormalised rest.
 """
 
 from __future__ import annotations
@@ -39,6 +39,16 @@ def uniform(keys: npt.NDArray[np.uint64], position: int) -> Floats:
     mixed = _scramble(keys + np.uint64((position + 1) * _GOLDEN & _MASK))
     result: Floats = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return result
+
+
+def without(table: Floats, ids: Ids) -> Floats:
+    """[rows, V] log probabilities renormalised without these ids, which are -inf; table itself
+    where there are none. One id at least must be left."""
+    if not len(ids):
+        return table
+    table = table.copy()
+    table[:, ids] = -np.inf
+    return _renormalised(table)
 
 
 def truncated(table: Floats, *, top_p: float, top_k: int | None, min_p: float) -> Floats:
@@ -89,13 +99,15 @@ def draw(table: Floats, chances: Floats) -> Ids:
 
 
 class StopStrings:
-    """The tail of each row's text as bytes, and the token that each byte came from.
+    """The tail of each row's text as bytes, and the token that each byte came from. first: position
+    from which on a token may complete a match.
 
     A byte token holds one byte, any other token none; as no UTF-8 character is part of another,
     a match of bytes is a match of text, also after a character that is not complete yet.
     """
 
-    def __init__(self, stops: Sequence[str], rows: int) -> None:
+    def __init__(self, stops: Sequence[str], rows: int, first: int = 0) -> None:
+        self._first = first
         patterns = sorted({stop.encode("utf-8") for stop in stops}, key=len, reverse=True)
         self._patterns = [np.frombuffer(pattern, np.uint8) for pattern in patterns]
         width = max(map(len, self._patterns), default=0)
@@ -114,6 +126,8 @@ class StopStrings:
         self._tokens[chosen, :-1] = self._tokens[chosen, 1:]
         self._bytes[chosen, -1] = tokens[textual]
         self._tokens[chosen, -1] = position
+        if position < self._first:
+            return found
         tails = self._bytes[chosen]
         for pattern in self._patterns:
             matches = (tails[:, -len(pattern) :] == pattern).all(axis=1)

@@ -135,6 +135,15 @@ PROOFS: dict[str, Proof] = {
     "SamplingParams.top_k": of_params("top_k", None, 2),
     "SamplingParams.min_p": of_params("min_p", 0.0, 0.5),
     "SamplingParams.stop": of_params("stop", (), LETTERS, **TEXT),
+    "SamplingParams.min_tokens": of_params("min_tokens", 0, 8, eos_token_ids=(3,)),
+    "SamplingParams.include_stop": Proof(
+        lambda lab, include: samples(
+            lab, SamplingParams(**FIXED, stop=LETTERS, include_stop=include)
+        ),
+        False,
+        True,
+        TEXT,
+    ),
     "SamplingParams.stop_token_ids": of_params("stop_token_ids", (), (3, 4)),
     "SamplingParams.seed": of_params("seed", 5, 6),
     "SamplingParams.outputs": of_params("outputs", {"logprobs"}, {"logprobs", "drawn_logprobs"}),

@@ -574,12 +574,12 @@ class StopIdAsLength(_Columns):
 
 
 class TruncatedLogprobs(_Columns):
-    """With top-p, top-k or min-p, `logprobs` are those of the truncated distribution."""
+    """Where a truncation holds, `logprobs` are those of the truncated distribution."""
 
     sampler = _changing(
         lambda request, answer: (
             attrs.evolve(answer, logprobs=answer.drawn_logprobs)
-            if request.params.truncates
+            if request.params.truncates and answer.drawn_logprobs is not None
             else answer
         )
     )
@@ -681,24 +681,63 @@ class LongSamplesUnscored(_Columns):
     )
 
 
+def _asking(change: Callable[[Any], dict[str, Any]]) -> type[Sampler]:
+    """A sampler that is asked for something else: by the params, which of them are others."""
+
+    class Asked(Sampler):
+        async def generate(self, request: Any, context: Any) -> Generation:
+            params = attrs.evolve(request.params, **change(request.params))
+            return await super().generate(attrs.evolve(request, params=params), context)
+
+    return Asked
+
+
 class StopStringKept(Broken):
     """The stop string is part of the sample."""
 
-    class sampler(Sampler):
-        async def generate(self, request: Any, context: Any) -> Generation:
-            if not request.params.stop:
-                return await super().generate(request, context)
-            params = attrs.evolve(request.params, stop=())
-            free = await super().generate(attrs.evolve(request, params=params), context)
-            stopped = await super().generate(request, context)
-            more = max(map(len, request.params.stop))
-            samples = []
-            for whole, cut in zip(free.samples(), stopped.samples()):
-                length = min(len(whole), len(cut) + more) if len(cut) < len(whole) else len(cut)
-                tokens = whole.tokens[:length]
-                logprobs = None if whole.logprobs is None else whole.logprobs[:length]
-                samples.append(attrs.evolve(cut, tokens=tokens, logprobs=logprobs))
-            return Generation.from_samples(samples)
+    sampler = _asking(lambda _: {"include_stop": True})
+
+
+class StopStringNeverKept(Broken):
+    """The stop string is left out of the sample where it was to be included, too."""
+
+    sampler = _asking(lambda _: {"include_stop": False})
+
+
+class MinTokensIgnored(Broken):
+    """An end id comes before min_tokens tokens are there."""
+
+    sampler = _asking(lambda params: {} if params.stop else {"min_tokens": 0})
+
+
+class MinTokensOneTooMany(Broken):
+    """An end id that might be the first one after min_tokens tokens is not drawn."""
+
+    sampler = _asking(
+        lambda params: (
+            {"min_tokens": min(params.min_tokens + 1, params.max_tokens)}
+            if params.min_tokens and params.stop_token_ids
+            else {}
+        )
+    )
+
+
+class StopStringsIgnoreMinTokens(Broken):
+    """A stop string ends a sample before min_tokens tokens are there."""
+
+    sampler = _asking(lambda params: {"min_tokens": 0} if params.stop else {})
+
+
+class DrawnLogprobsIgnoreMinTokens(_Columns):
+    """With min_tokens, drawn_logprobs are those of the full vocabulary."""
+
+    sampler = _changing(
+        lambda request, answer: (
+            attrs.evolve(answer, drawn_logprobs=answer.logprobs)
+            if request.params.min_tokens and answer.drawn_logprobs is not None
+            else answer
+        )
+    )
 
 
 class PauseIgnored(Broken):

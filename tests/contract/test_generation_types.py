@@ -24,10 +24,13 @@ def test_defaults_are_plain_sampling_with_logprobs():
     )
     assert params.outputs == {"logprobs"}
     assert (params.stop, params.stop_token_ids, params.seed) == ((), (), None)
+    assert (params.min_tokens, params.include_stop) == (0, False)
     assert not params.truncates
 
 
-@pytest.mark.parametrize("option", [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}])
+@pytest.mark.parametrize(
+    "option", [{"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"min_tokens": 1}]
+)
 def test_truncation_is_seen(option):
     assert SamplingParams(max_tokens=4, **option).truncates
 
@@ -70,6 +73,11 @@ def test_sequences_and_numpy_numbers_become_plain():
         ({"top_p": 1.01}, "SamplingParams.top_p must be"),
         ({"top_k": 0}, "SamplingParams.top_k must be"),
         ({"min_p": 1.1}, "SamplingParams.min_p must be"),
+        ({"min_tokens": -1}, "SamplingParams.min_tokens must be a whole number >= 0, not -1"),
+        ({"min_tokens": True}, "SamplingParams.min_tokens must be a whole number"),
+        ({"min_tokens": 5}, "SamplingParams.min_tokens must be at most max_tokens=4, not 5"),
+        ({"max_tokens": 0, "min_tokens": 1}, "SamplingParams.max_tokens must be"),
+        ({"include_stop": 1}, "SamplingParams.include_stop must be True or False, not 1"),
         ({"stop": [""]}, "SamplingParams.stop must be a non-empty string"),
         ({"stop": 5}, "SamplingParams.stop must be a sequence of values, not 5"),
         ({"stop_token_ids": 5}, "SamplingParams.stop_token_ids must be a sequence of values"),

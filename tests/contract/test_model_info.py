@@ -38,6 +38,20 @@ def test_a_batch_beyond_the_model(prompts, responses, message, row, request_of):
     assert caught.value.details == {"row": row}
 
 
+def test_min_tokens_that_leave_nothing_to_draw():
+    model = ModelInfo(name="tiny", vocab_size=4, eos_token_ids=(3,))
+
+    def asking(**given):
+        return Generate(prompts=[[1]], params=SamplingParams(max_tokens=2, **given))
+
+    model.check(asking(stop_token_ids=(0, 1, 2)))
+    model.check(asking(stop_token_ids=(0, 1, 3), min_tokens=2))
+    message = "min_tokens=1 leaves nothing to draw: each of the 4 ids of model 'tiny' ends a resp"
+    with pytest.raises(InvalidRequestError, match=message) as caught:
+        model.check(asking(stop_token_ids=(0, 1, 2), min_tokens=1))
+    assert caught.value.details == {"field": "min_tokens"}
+
+
 @pytest.mark.parametrize(("field", "name"), [("prompts", "prompt"), ("responses", "response")])
 @pytest.mark.parametrize("written", [13, -1])
 def test_an_id_written_into_a_batch_after_it_was_made(field, name, written):

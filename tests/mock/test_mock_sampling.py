@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mock_workload import Run, running
 
-from backends.mock.sampling_math import StopStrings, draw, truncated, uniform
+from backends.mock.sampling_math import StopStrings, draw, truncated, uniform, without
 from remote_rl.byte_tokenizer import ByteTokenizer
 from remote_rl.types import Batch, Group
 
@@ -114,6 +114,8 @@ def oracle(table: np.ndarray, top_p: float, top_k: int | None, min_p: float) -> 
     result = np.full(len(table), -np.inf)
     total = sum(chances[token] for token in kept)
     for token in kept:
+        if chances[token] == 0:
+            continue
         result[token] = np.log(chances[token] / total)
     return result
 
@@ -168,6 +170,61 @@ async def test_drawn_logprobs_are_of_the_truncated_distribution() -> None:
         assert sample.logprobs[0] == pytest.approx(table[token], abs=1e-6)
 
 
+def test_ids_that_are_left_out() -> None:
+    table = np.log(np.array([[0.5, 0.25, 0.125, 0.125], [0.1, 0.2, 0.3, 0.4]]))
+    assert without(table, np.array([], np.int32)) is table
+    kept = np.exp(without(table, np.array([0, 2], np.int32)))
+    assert np.allclose(kept, [[0, 2 / 3, 0, 1 / 3], [0, 1 / 3, 0, 2 / 3]])
+
+
+@pytest.mark.parametrize("cut", [{}, {"top_k": 3}, {"min_p": 0.3}, {"top_p": 0.7}], ids=str)
+def test_ends_come_after_min_tokens_with_the_logprobs_of_both_distributions(
+    cut: dict[str, float],
+) -> None:
+    @running
+    async def check() -> None:
+        run = await Run(eos_token_ids=(12,)).start()
+        outputs = {"logprobs", "drawn_logprobs"}
+        given = {"n": 60, "max_tokens": 4, "min_tokens": 2, "stop_token_ids": (1, 3, 4)}
+        samples = await run.generate([[5]], outputs=outputs, **given, **cut)
+        ends = [1, 3, 4, 12]
+        early = {int(token) for sample in samples for token in sample.tokens[:2]}
+        assert not early & set(ends)
+        assert {len(sample) for sample in samples} == {3, 4}, "some ended right after two"
+        for sample in samples[:20]:
+            for position, token in enumerate(sample.tokens.tolist()):
+                every = Batch(
+                    prompts=[[5, *sample.tokens[:position].tolist()]],
+                    prompt_index=np.zeros(13, np.int32),
+                    responses=np.arange(13)[:, None],
+                    temperature=1.0,
+                )
+                full = (await run.do("forward", batch=every)).logprobs.values.astype(np.float64)
+                left = full.copy()
+                if position < 2:
+                    left[ends] = -np.inf
+                wanted = oracle(left, **{"top_p": 1.0, "top_k": None, "min_p": 0.0, **cut})
+                assert sample.logprobs[position] == pytest.approx(full[token], abs=1e-6)
+                assert sample.drawn_logprobs[position] == pytest.approx(wanted[token], abs=1e-5)
+
+    check()
+
+
+@running
+async def test_min_tokens_holds_for_greedy_responses() -> None:
+    run = await Run(eos_token_ids=()).start()
+    (free,) = await run.generate([[1, 2]], max_tokens=4, temperature=0)
+    ends = tuple(set(free.tokens.tolist()))
+    given = {"max_tokens": 4, "temperature": 0, "stop_token_ids": ends}
+    (short,) = await run.generate([[1, 2]], **given)
+    assert (len(short), short.finish_reason) == (1, "stop")
+    outputs = {"logprobs", "drawn_logprobs"}
+    (late,) = await run.generate([[1, 2]], min_tokens=2, outputs=outputs, **given)
+    assert not set(late.tokens[:2].tolist()) & set(ends)
+    assert (late.logprobs[:2] < 0).all()
+    assert not late.drawn_logprobs.any()
+
+
 @running
 async def test_outputs_select_what_comes_back() -> None:
     run = await Run().start()
@@ -180,9 +237,9 @@ async def test_outputs_select_what_comes_back() -> None:
 # -- ends -----------------------------------------------------------------------------------------
 
 
-def feed(stops: tuple[str, ...], ids: list[int]) -> tuple[int, int]:
+def feed(stops: tuple[str, ...], ids: list[int], first: int = 0) -> tuple[int, int]:
     """Position of the token that completes a stop string, and of the first token of the match."""
-    watch = StopStrings(stops, 1)
+    watch = StopStrings(stops, 1, first)
     for position, token in enumerate(ids):
         found = watch.add(np.array([0]), np.array([token], np.int32), position)
         if found[0] >= 0:
@@ -204,6 +261,14 @@ def test_stop_strings() -> None:
     assert feed((), encode("ab")) == (-1, -1)
 
 
+def test_stop_strings_that_are_complete_too_early_never_count() -> None:
+    encode = TOKENS.encode
+    assert feed(("ab",), encode("abxab"), first=1) == (1, 0)
+    assert feed(("ab",), encode("abxab"), first=2) == (4, 3)
+    assert feed(("ab", "xyz"), encode("xabx"), first=3) == (-1, -1)  # still in the tail, and past
+    assert feed(("ab",), [*encode("ab"), TOKENS.pad_token_id], first=2) == (-1, -1)
+
+
 @running
 async def test_a_stop_string_leaves_its_tokens_out_and_a_stop_id_stays() -> None:
     run = await Run(**BYTES).start()
@@ -221,6 +286,33 @@ async def test_a_stop_string_leaves_its_tokens_out_and_a_stop_id_stays() -> None
     at = tokens.index(tokens[first])
     assert kept.tokens.tolist() == tokens[: at + 1]
     assert kept.finish_reason == "stop"
+
+
+@running
+async def test_what_completes_a_stop_string_stays_where_it_is_included() -> None:
+    run = await Run(**BYTES).start()
+    prompts = [TOKENS.encode("2+2=")]
+    (whole,) = await run.generate(prompts, max_tokens=40, seed=3)
+    tokens = whole.tokens.tolist()
+    first = next(at for at in range(5, 30) if max(tokens[at : at + 2]) < 128)
+    stop = bytes(tokens[first : first + 2]).decode()
+    given = {"max_tokens": 40, "seed": 3, "stop": (stop, "never there"), "include_stop": True}
+    (kept,) = await run.generate(prompts, **given)
+    assert kept.finish_reason == "stop"
+    assert kept.tokens.tolist() == tokens[: first + 2]
+    assert np.array_equal(kept.logprobs, whole.logprobs[: first + 2])
+    (later,) = await run.generate(prompts, min_tokens=first + 2, **given)
+    assert later.tokens.tolist() == tokens
+    (at_once,) = await run.generate(prompts, min_tokens=first + 1, **given)
+    assert at_once.tokens.tolist() == kept.tokens.tolist()
+
+
+@running
+async def test_include_stop_without_stop_strings_changes_nothing() -> None:
+    run = await Run(**BYTES).start()
+    given = {"n": 4, "max_tokens": 9, "seed": 3, "stop_token_ids": tuple(range(40))}
+    plain = await run.generate([[1], [2]], **given)
+    assert await run.generate([[1], [2]], include_stop=True, **given) == plain
 
 
 @running

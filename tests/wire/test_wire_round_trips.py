@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
+from frame_mutations import assemble, split
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from wire_examples import BATCH, EXAMPLES, FLOATS, assert_same
 
-from remote_rl import Batch, Ragged, errors, losses, requests
+from remote_rl import Batch, Ragged, SamplingParams, errors, losses, requests
 from remote_rl.errors import InvalidRequestError, RemoteRLError
 from remote_rl.messages import Outcome
 from remote_rl.types.results import Outputs
@@ -150,6 +152,14 @@ def test_a_subclass_does_not_pass_for_its_class() -> None:
 def test_a_header_that_the_other_side_would_refuse_is_not_sent() -> None:
     with pytest.raises(InvalidRequestError, match="in pieces"):
         encode({"text": "x" * (64 << 20)})
+
+
+def test_sampling_parameters_of_an_older_peer_are_understood() -> None:
+    params = SamplingParams(n=2, max_tokens=9, stop=("a",))
+    header, payload = split(b"".join(encode(params).parts))
+    for name in ("min_tokens", "include_stop"):
+        del header["tree"][name]
+    assert decode(assemble(json.dumps(header).encode(), payload)) == params
 
 
 def test_the_digest_tells_requests_apart_and_nothing_else() -> None:

@@ -111,6 +111,7 @@ EXAMPLES: tuple[Any, ...] = (
     Ragged.from_rows([], np.int32),
     BATCH,
     SamplingParams(n=2, max_tokens=9, stop=("a", "\x00ü"), seed=2**63 - 1, top_k=3),
+    SamplingParams(max_tokens=9, min_tokens=2, stop=("a",), include_stop=True),
     AdamW(lr=1e-5, max_grad_norm=1.0),
     Tensor(data=np.arange(6, dtype=np.uint16).reshape(2, 3), dtype="bfloat16"),
     Tensor(data=np.float64(3.5), dtype="float64"),

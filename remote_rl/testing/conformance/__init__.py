@@ -12,7 +12,8 @@ and its own modules).
 | `Optimizer`      | every knob of AdamW with every call, skipped steps                           |
 | `Snapshots`      | snapshots, the reference, reset                                              |
 | `Checkpoints`    | save and load with and without optimizer, lists, deletes, exports, downloads |
-| `Sampling`       | counts, ends, stop ids and strings, seeds, streaming, routing, tokenizer     |
+| `Sampling`       | counts, seeds, streaming, routing, tokenizer                                 |
+| `Endings`        | ends, stop ids and strings, min_tokens, include_stop                         |
 | `Control`        | abort, pause, resume, sleep, wake                                            |
 | `Delivery`       | sync, receipts, staleness, labels, versions, in_flight                       |
 | `Pushes`         | push, whole and in parts                                                     |
@@ -55,6 +56,7 @@ _MODULES = (
         "snapshots",
         "checkpoints",
         "sampling",
+        "endings",
         "control",
         "delivery",
     ),
@@ -67,6 +69,7 @@ from .checkpoints import Checkpoints  # noqa: E402
 from .control import Control  # noqa: E402
 from .counts import Counts  # noqa: E402
 from .delivery import Delivery  # noqa: E402
+from .endings import Endings  # noqa: E402
 from .exactly_once import ExactlyOnce  # noqa: E402
 from .gradients import Gradients  # noqa: E402
 from .loss_values import LossValues  # noqa: E402
@@ -84,6 +87,7 @@ __all__ = [
     "Control",
     "Counts",
     "Delivery",
+    "Endings",
     "ExactlyOnce",
     "Gradients",
     "LossValues",
@@ -109,6 +113,7 @@ class Suite(
     Snapshots,
     Checkpoints,
     Sampling,
+    Endings,
     Control,
     Delivery,
     Pushes,

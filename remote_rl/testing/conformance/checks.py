@@ -1,10 +1,11 @@
 """Testing: what several conformance tests ask of batches, samples and refusals (imports pytest,
-numpy and the contract)."""
+numpy, the contract and probe)."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from ... import losses
 from ...errors import RemoteRLError, UnsupportedError
 from ...types import Batch, Group, Outputs
+from .probe import Probe
 
 
 def unrolled(batch: Batch) -> Batch:
@@ -79,3 +81,28 @@ def unsupported(name: str) -> Iterator[None]:
 def tokens_of(groups: Iterable[Group]) -> list[list[int]]:
     """The tokens of all samples, in order."""
     return [sample.tokens.tolist() for group in groups for sample in group]
+
+
+def check_ends(groups: tuple[Group, ...], ends: set[int], longest: int) -> None:
+    """Fails where a sample does not end at its first end id or at its length, or says another."""
+    for group in groups:
+        for sample in group:
+            tokens = sample.tokens.tolist()
+            assert not ends & set(tokens[:-1]), f"{sample}: goes on after an end id"
+            ended = bool(tokens) and tokens[-1] in ends
+            wanted = "stop" if ended else "length"
+            assert sample.finish_reason == wanted, f"{sample}: should say {wanted!r}"
+            assert ended or len(sample) == longest, f"{sample}: short of max_tokens, without an end"
+
+
+def with_and_without_a_seed(probe: Probe) -> list[dict[str, Any]]:
+    """Parameters of generates that are to be tried; the last one's have a seed where there are."""
+    return [{}, {"seed": 11}] if probe.offers("sampling_option", "seed") else [{}]
+
+
+def tokenizer_of(probe: Probe) -> Any:
+    """The run's tokenizer; skips where it can't be loaded here."""
+    try:
+        return probe.rl.tokenizer().result()
+    except UnsupportedError as error:
+        pytest.skip(str(error))

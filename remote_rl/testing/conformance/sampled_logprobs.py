@@ -12,11 +12,11 @@ import pytest
 from ...losses import CrossEntropy
 from ...types import Batch, Group
 from .base import Conformance
-from .checks import places, unrolled
+from .checks import places, tokens_of, unrolled
 from .probe import Floats, Probe
 
 TEMPERATURES = ((0.7,), (1.0,), (1.3,), (1.3, 0.7))
-TRUNCATIONS = {"top_p": 0.6, "top_k": 3, "min_p": 0.4}
+TRUNCATIONS = {"top_p": 0.6, "top_k": 3, "min_p": 0.4, "min_tokens": 1}
 
 
 class SampledLogprobs(Conformance):
@@ -96,12 +96,15 @@ class SampledLogprobs(Conformance):
     def test_truncation_leaves_logprobs_those_of_the_full_vocabulary(
         self, probe: Probe, option: str
     ) -> None:
-        """With top_p, top_k or min_p `logprobs` stay those of the full vocabulary; those of the
-        truncated distribution are `drawn_logprobs`, or absent."""
+        """With top_p, top_k, min_p or min_tokens `logprobs` stay those of the full vocabulary;
+        those of the truncated distribution are `drawn_logprobs`, or absent."""
         probe.needs("generate", "forward", output="logprobs", sampling_output="logprobs")
         probe.needs(sampling_option=option)
         both = {"logprobs", "drawn_logprobs"} & probe.capabilities.sampling_outputs
         given: dict[str, Any] = {option: TRUNCATIONS[option], "outputs": both}
+        if option == "min_tokens":  # it leaves out what ends a response
+            probe.needs(sampling_option="stop_token_ids")
+            given["stop_token_ids"] = _many_ids(probe)
         groups = probe.draw(n=6, max_tokens=1, **given)
         batch = Batch.from_groups(groups)
         sampled = _flat(batch, "sampling_logprobs")
@@ -117,6 +120,15 @@ class SampledLogprobs(Conformance):
         for group in probe.draw(n=4, max_tokens=1, outputs=both):
             for sample in group:
                 probe.same(sample.drawn_logprobs, sample.logprobs, "drawn_logprobs")
+
+
+def _many_ids(probe: Probe) -> tuple[int, ...]:
+    """Ids of some probability together, whether the policy is near uniform or sure of itself."""
+    size = probe.model.vocab_size
+    if size <= 1024:
+        return tuple(range(size // 2))
+    likely = {tokens[0] for tokens in tokens_of(probe.draw(n=4, max_tokens=1))}
+    return tuple({*range(512), *likely})
 
 
 def _one_token_each(probe: Probe, temperatures: tuple[float, ...]) -> Batch:

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ...errors import InvalidRequestError, UnsupportedError
-from ...types import Group, SamplingParams
+from ...errors import InvalidRequestError
+from ...types import SamplingParams
 from .base import Conformance
-from .checks import refuses, tokens_of
+from .checks import check_ends, refuses, tokenizer_of, tokens_of, with_and_without_a_seed
 from .probe import Probe
 
 #: options that place the work and must not change what is drawn
@@ -17,7 +17,7 @@ ROUTING = {"session_id": "conformance", "priority": 3, "cache_salt": "salt"}
 
 
 class Sampling(Conformance):
-    """Counts, ends, seeds and the order of samples."""
+    """Counts, lengths, seeds and the order of samples."""
 
     def test_every_prompt_gets_n_samples_in_order(self, probe: Probe) -> None:
         """A generate answers with a group for each prompt, in order, of n samples that know their
@@ -35,12 +35,6 @@ class Sampling(Conformance):
                 assert (sample.logprobs is not None) == asked
                 assert sample.logprobs is None or (sample.logprobs <= probe.tolerance).all()
 
-    def test_samples_end_at_an_end_or_at_their_length(self, probe: Probe) -> None:
-        """A sample ends with "stop" right at the first end id, which it keeps, or with "length" at
-        max_tokens; nothing follows an end."""
-        probe.needs("generate")
-        _check_ends(probe.draw(n=16, max_tokens=12), probe.ends(), 12)
-
     def test_limits_are_those_of_each_generate(self, probe: Probe) -> None:
         """Counts and lengths are those of each generate, with others in flight."""
         probe.needs("generate")
@@ -52,12 +46,12 @@ class Sampling(Conformance):
         for (n, longest), operation in zip(sizes, flying):
             groups = operation.result()
             assert [len(group) for group in groups] == [n] * 3
-            _check_ends(groups, probe.ends(), longest)
+            check_ends(groups, probe.ends(), longest)
 
     def test_samples_of_a_prompt_differ(self, probe: Probe) -> None:
         """The n samples of a prompt are drawn independently."""
         probe.needs("generate")
-        for given in _with_and_without_a_seed(probe):
+        for given in with_and_without_a_seed(probe):
             for group in probe.draw(n=8, max_tokens=12, **given):
                 different = {tuple(sample.tokens.tolist()) for sample in group}
                 assert len(different) > 1, f"8 samples of {group} are all {different.pop()}"
@@ -66,76 +60,9 @@ class Sampling(Conformance):
         """Prompts are drawn for independently, equal ones and under one seed, too."""
         probe.needs("generate")
         prompt = probe.prompts[1]
-        for given in _with_and_without_a_seed(probe):
+        for given in with_and_without_a_seed(probe):
             one, other = probe.draw([prompt, prompt], n=4, max_tokens=12, **given)
             assert tokens_of([one]) != tokens_of([other]), "one prompt twice has the same samples"
-
-    def test_a_stop_id_ends_a_sample_and_is_kept(self, probe: Probe) -> None:
-        """A stop token id is the last token of its sample, which says "stop"."""
-        probe.needs("generate", sampling_option="stop_token_ids")
-        for prompt, free in zip(probe.prompts, probe.greedy(max_tokens=8)):
-            tokens = free.tokens.tolist()
-            chosen = tokens[-1]
-            place = tokens.index(chosen)
-            (stopped,) = probe.greedy([prompt], max_tokens=20, stop_token_ids=(chosen,))
-            assert stopped.tokens.tolist() == tokens[: place + 1], (
-                f"with stop id {chosen} the sample is {stopped.tokens.tolist()}, without {tokens}"
-            )
-            assert stopped.finish_reason == "stop", f"{stopped} ended at a stop id"
-
-    def test_stop_ids_end_every_sample_of_every_prompt(self, probe: Probe) -> None:
-        """With n samples of several prompts each ends at its own first stop id, and none because
-        another did."""
-        probe.needs("generate", sampling_option="stop_token_ids")
-        given = _with_and_without_a_seed(probe)[-1]  # a seed leads to the same tokens again
-        free = probe.draw(n=4, max_tokens=12, **given)
-        ids = tuple({tokens[len(tokens) // 2] for tokens in tokens_of(free)[::2] if tokens})
-        groups = probe.draw(n=4, max_tokens=12, stop_token_ids=ids, **given)
-        if not set(ids) & {token for tokens in tokens_of(groups) for token in tokens}:
-            pytest.skip("12 samples came across none of the stop ids")
-        _check_ends(groups, probe.ends(*ids), 12)
-
-    def test_stop_strings_end_every_sample_of_every_prompt(self, probe: Probe) -> None:
-        """With n samples of several prompts no sample holds a stop string, and each that is
-        shorter than max_tokens says "stop"."""
-        probe.needs("generate", "tokenizer", sampling_option="stop")
-        tokenizer, given = _tokenizer(probe), _with_and_without_a_seed(probe)[-1]
-        prompts = [[token] for token in probe.ids(4, seed=5)]
-        free = probe.draw(prompts, n=4, max_tokens=12, **given)
-        found = [_stop_string(tokenizer, tokens) for tokens in tokens_of(free)]
-        strings = tuple({each[1] for each in found[::3] if each is not None})
-        if not strings:
-            pytest.skip("the samples hold no token that reads as text of its own")
-        for group in probe.draw(prompts, n=4, max_tokens=12, stop=strings, **given):
-            for sample in group:
-                text = tokenizer.decode(sample.tokens.tolist(), skip_special_tokens=True)
-                held = [each for each in strings if each in text]
-                assert not held, f"{sample} holds the stop string {held[0]!r}: {text!r}"
-                whole = len(sample) == 12 and int(sample.tokens[-1]) not in probe.ends()
-                wanted = "length" if whole else "stop"
-                assert sample.finish_reason == wanted, f"{sample}: should say {wanted!r}"
-
-    def test_a_stop_string_ends_a_sample_and_is_left_out(self, probe: Probe) -> None:
-        """A stop string ends a sample with "stop"; tokens from the first one that holds part of
-        the match on are left out."""
-        probe.needs("generate", "tokenizer", sampling_option="stop")
-        tokenizer, tried = _tokenizer(probe), 0
-        prompts = [[token] for token in probe.ids(16, seed=5)]
-        for prompt, free in zip(prompts, probe.greedy(prompts, max_tokens=12)):
-            found = _stop_string(tokenizer, free.tokens.tolist())
-            if found is None:
-                continue
-            place, text = found
-            tried += 1
-            (stopped,) = probe.greedy([prompt], max_tokens=12, stop=(text,))
-            assert stopped.tokens.tolist() == free.tokens[:place].tolist(), (
-                f"with stop {text!r} the sample is {stopped.tokens.tolist()}; without it "
-                f"{free.tokens.tolist()}, and the string begins at token {place}"
-            )
-            assert stopped.finish_reason == "stop", f"{stopped} ended at a stop string"
-            assert stopped.logprobs is None or len(stopped.logprobs) == place
-        if not tried:
-            pytest.skip("16 greedy samples hold no token that reads as text of its own")
 
     def test_a_seed_decides_the_samples(self, probe: Probe) -> None:
         """Equal seeds draw equal samples, whatever else is in flight; another seed draws others."""
@@ -212,52 +139,10 @@ class Sampling(Conformance):
     def test_the_tokenizer_speaks_the_models_ids(self, probe: Probe) -> None:
         """The tokenizer encodes text to ids of the model and decodes them."""
         probe.needs("tokenizer")
-        tokenizer = _tokenizer(probe)
+        tokenizer = tokenizer_of(probe)
         ids = list(tokenizer.encode("1 + 2 = 3"))
         assert ids, "a text of ids was encoded to none"
         assert all(0 <= token < probe.model.vocab_size for token in ids), f"ids {ids}"
         assert isinstance(tokenizer.decode(ids), str)
         with refuses(InvalidRequestError, "token ids"):
             probe.rl.sampling.generate("text", SamplingParams(max_tokens=1))
-
-
-def _check_ends(groups: tuple[Group, ...], ends: set[int], longest: int) -> None:
-    for group in groups:
-        for sample in group:
-            tokens = sample.tokens.tolist()
-            assert not ends & set(tokens[:-1]), f"{sample}: goes on after an end id"
-            ended = bool(tokens) and tokens[-1] in ends
-            wanted = "stop" if ended else "length"
-            assert sample.finish_reason == wanted, f"{sample}: should say {wanted!r}"
-            assert ended or len(sample) == longest, f"{sample}: short of max_tokens, without an end"
-
-
-def _with_and_without_a_seed(probe: Probe) -> list[dict[str, Any]]:
-    return [{}, {"seed": 11}] if probe.offers("sampling_option", "seed") else [{}]
-
-
-def _tokenizer(probe: Probe) -> Any:
-    try:
-        return probe.rl.tokenizer().result()
-    except UnsupportedError as error:
-        pytest.skip(str(error))
-
-
-def _stop_string(tokenizer: Any, tokens: list[int]) -> tuple[int, str] | None:
-    """A string that the greedy tokens hold, and the place of its first token: of two tokens where
-    they read as text, else of one; None where none does."""
-
-    def text_of(some: list[int]) -> str:
-        text: str = tokenizer.decode(some, skip_special_tokens=True)
-        return text
-
-    for width in (2, 1):
-        for place in range(1, len(tokens) - width):
-            match = tokens[place : place + width]
-            before, text = text_of(tokens[:place]), text_of(match)
-            together = text_of(tokens[: place + width])
-            clean = text.strip() and "\ufffd" not in together and together == before + text
-            whole = all(map(text_of, ([each] for each in match)))
-            if clean and whole and together.find(text) == len(before):
-                return place, text
-    return None
