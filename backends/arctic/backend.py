@@ -16,7 +16,7 @@ from remote_rl.requests import Tokenizer
 
 from .child import Child
 from .config import ArcticConfig
-from .engine_factory import create_engine, environment
+from .engine_factory import create_engine, environment, with_device
 from .hosted import HostedBackend, Served
 from .model_directory import has_tokenizer, model_info, tokenizer_files
 
@@ -36,6 +36,8 @@ _SAMPLING_OPTIONS = frozenset(
         "top_p",
         "top_k",
         "min_p",
+        "min_tokens",
+        "include_stop",
         "stop_token_ids",
         "seed",
         "session_id",
@@ -53,8 +55,8 @@ class ArcticBackend(HostedBackend):
     def __init__(self, config: ArcticConfig) -> None:
         check_packages()
         super().__init__(self._new_child)
-        self.config = config
         self._model = model_info(config.model)
+        self.config = with_device(config)
         self._text = has_tokenizer(Path(config.model.path))
 
     def _new_child(self, base_version: int | None, served: Served) -> Child:

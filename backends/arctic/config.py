@@ -28,7 +28,7 @@ Class = TypeVar("Class")
 
 DTYPES = ("float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
-WEIGHT_PATHS = ("auto", "shared_memory", "cuda_ipc", "nccl")
+WEIGHT_PATHS = ("auto", "shared_memory", "cuda_ipc")
 
 
 def as_config(cls: type[Class], value: Any) -> Any:
@@ -144,9 +144,9 @@ class SamplingConfig:
 @strict
 @attrs.frozen(kw_only=True)
 class WeightsConfig:
-    """How weights get from trainer to sampler. path: "shared_memory" (one machine, any device),
-    "cuda_ipc" (colocated on the same GPUs), "nccl" (GPUs apart); "auto" is shared_memory on a CPU,
-    cuda_ipc where colocated and nccl elsewhere."""
+    """How weights get from trainer to sampler. path: "shared_memory" (one machine, any device) or
+    "cuda_ipc" (colocated, a rank beside each engine); "auto" is cuda_ipc where it can be, and
+    shared_memory elsewhere. A push goes through shared memory."""
 
     path: str = attrs.field(default="auto", validator=one_of(WEIGHT_PATHS))
 
@@ -243,14 +243,22 @@ class ArcticConfig:
                 "the rank of its number; use sampling.engines, or placement.colocated false",
                 field="tensor_parallel",
             )
+        beside = self.placement.colocated and self.sampling.engines <= self.training.ranks
         if self.placement.device == "cpu":
             refused = {
-                "weights.path": self.weights.path in ("cuda_ipc", "nccl"),
+                "weights.path": self.weights.path == "cuda_ipc",
                 "sampling.tensor_parallel": self.sampling.tensor_parallel > 1,
                 "placement.colocated": self.placement.colocated,
             }
             for name, wrong in refused.items():
                 if wrong:
                     raise InvalidRequestError(
-                        f"{name} needs GPUs, and placement.device is 'cpu'", field=name
+                        f"{name} needs GPUs, and this run is on a CPU (placement.device)",
+                        field=name,
                     )
+        elif self.weights.path == "cuda_ipc" and not beside:
+            raise InvalidRequestError(
+                "weights.path 'cuda_ipc' needs placement.colocated and a rank for each engine: an "
+                "engine reads from the rank on its own GPU; use 'shared_memory'",
+                field="weights.path",
+            )

@@ -25,6 +25,7 @@ from remote_rl.types import Devices, Generation
 
 from .cluster import Cluster
 from .config import ArcticConfig
+from .engine_factory import way_of
 from .halves import PlacedTraining, PlacedWeights, TrainingHalf, placing_of, told_by
 from .placing import TRAINING, Placing, Sleeper
 from .samplers import SamplerPool
@@ -57,8 +58,8 @@ class Engine:
         self._cluster = Cluster(config, directory)
         self._trainers = TrainerGroup(config, self._cluster)
         self._pool = SamplerPool(config, self._cluster, self._tell_workers)
-        self._path = WeightPath(self._trainers, self._pool, reports)
-        self._training = TrainingFace(config, self._trainers, self._start_trainers)
+        self._path = WeightPath(self._trainers, self._pool, reports, way_of(config))
+        self._training = TrainingFace(config, self._trainers, self._start_trainers_again)
         self._placing = place(config, TrainingHalf(self._trainers), self._pool)
         self.weights = PlacedWeights(self._path, self._pool, self._placing)
         self.training = PlacedTraining(self._training, self._placing)
@@ -93,6 +94,11 @@ class Engine:
     async def _start_trainers(self, context: OperationContext) -> None:
         await self._trainers.start(context, self._tell_workers)
         self._placing.renewed(TRAINING)
+
+    async def _start_trainers_again(self, context: OperationContext) -> None:
+        patience = self._config.placement.start_timeout
+        async with _stage(1, "starting the training ranks again", patience, context):
+            await self._start_trainers(context)
 
     def _tell_workers(self) -> None:
         self._reports.workers((*self._trainers.processes, *self._pool.processes))

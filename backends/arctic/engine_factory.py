@@ -1,16 +1,26 @@
-"""Arctic backend: how the engine's process is made; light, since both sides import it (imports
-config)."""
+"""Arctic backend: how the engine's process is made, and on what; light, since both sides import it
+(imports config and the contract's errors)."""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+import attrs
+
+from remote_rl.errors import InvalidRequestError
 
 from .config import ArcticConfig
 
 if TYPE_CHECKING:
     from .host import Reports
+
+#: how a sync carries weights
+Way: TypeAlias = Literal["shared_memory", "cuda_ipc"]
+
+_DEVICES = Path("/dev")
 
 
 def create_engine(
@@ -54,5 +64,46 @@ def on_cpu(config: ArcticConfig) -> bool:
     """Whether the engine runs without GPUs; "auto" looks for the driver's devices."""
     device = config.placement.device
     if device == "auto":
-        return not os.path.exists("/dev/nvidiactl")
+        return not (_DEVICES / "nvidiactl").exists()
     return device == "cpu"
+
+
+def way_of(config: ArcticConfig) -> Way:
+    """What `weights.path` means for a sync: the GPUs' own where each engine has a rank beside it,
+    shared memory elsewhere."""
+    if config.weights.path != "auto":
+        return cast("Way", config.weights.path)
+    beside = config.placement.colocated and config.sampling.engines <= config.training.ranks
+    return "cuda_ipc" if beside and not on_cpu(config) else "shared_memory"
+
+
+def with_device(config: ArcticConfig) -> ArcticConfig:
+    """The configuration with "auto" decided, once and here, since every process and machine of a
+    run must read the same. Raises `InvalidRequestError` for what the device can't do, and where a
+    cluster of our own would wait for GPUs that this machine hasn't."""
+    device = "cpu" if on_cpu(config) else "cuda"
+    config = attrs.evolve(config, placement=attrs.evolve(config.placement, device=device))
+    wanted, have = _wanted_gpus(config), _visible_gpus()
+    if device == "cuda" and config.placement.address is None and wanted > have:
+        raise InvalidRequestError(
+            f"training.ranks, sampling.engines and sampling.tensor_parallel come to {wanted} GPUs, "
+            f"and this machine shows {have}; lower them, set placement.colocated for one GPU to "
+            "each rank and engine of one number, or placement.device 'cpu'",
+            field="placement.device",
+        )
+    return config
+
+
+def _wanted_gpus(config: ArcticConfig) -> int:
+    ranks, engines = config.training.ranks, config.sampling.engines
+    if config.placement.colocated:
+        return max(ranks, engines)
+    return ranks + engines * config.sampling.tensor_parallel
+
+
+def _visible_gpus() -> int:
+    """As Ray counts them: what CUDA_VISIBLE_DEVICES lets through, else the driver's devices."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return len([each for each in named.split(",") if each.strip() not in ("", "-1")])
+    return sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in _DEVICES.iterdir())

@@ -30,6 +30,7 @@ _TOKENIZER_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
+_INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 _LENGTH_BYTES = 8
 _LARGEST_HEADER = 100 << 20
 
@@ -72,6 +73,12 @@ def model_info(config: ModelConfig) -> ModelInfo:
             field="model",
         )
     longest = text.get("max_position_embeddings")
+    if not isinstance(longest, int) and config.context_length is None:
+        raise InvalidRequestError(
+            f"{directory / 'config.json'} has no max_position_embeddings; set "
+            "model.context_length to the longest prompt plus response",
+            field="context_length",
+        )
     limits = [each for each in (longest, config.context_length) if isinstance(each, int)]
     if isinstance(longest, int) and (config.context_length or 0) > longest:
         raise InvalidRequestError(
@@ -84,7 +91,7 @@ def model_info(config: ModelConfig) -> ModelInfo:
         name=config.name or config.path,
         vocab_size=vocabulary,
         eos_token_ids=end_ids(directory),
-        context_length=min(limits, default=None),
+        context_length=min(limits),
         parameters=sum(math.prod(each.shape) for each in tensors.values()),
     )
 
@@ -103,7 +110,7 @@ def end_ids(directory: Path) -> tuple[int, ...]:
 
 def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     """Name to shape and dtype of all tensors, from the headers of the safetensors files."""
-    files = sorted(directory.glob("*.safetensors"))
+    files = _weight_files(directory)
     if not files:
         raise InvalidRequestError(
             f"{directory} holds no .safetensors file; save the model with save_pretrained",
@@ -114,6 +121,19 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
         for path in files
         for name, entry in _header(path)
     }
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    """The files that transformers and vLLM read, since another copy of the weights under other
+    names may lie beside them (consolidated.safetensors, an adapter)."""
+    if (directory / _INDEX).exists():
+        places = _read_json(directory, _INDEX).get("weight_map")
+        if not isinstance(places, Mapping):
+            raise InvalidRequestError(f"{directory / _INDEX} has no weight_map", field="model")
+        return [directory / name for name in sorted(set(map(str, places.values())))]
+    if (directory / _WHOLE).exists():
+        return [directory / _WHOLE]
+    return sorted(directory.glob("*.safetensors"))
 
 
 def _header(path: Path) -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,6 @@ from ray.exceptions import RayError
 from remote_rl.errors import (
     REFUSALS,
     BackendError,
-    InvalidRequestError,
     RemoteRLError,
     as_remote_error,
 )
@@ -28,7 +27,7 @@ from .config import ArcticConfig
 from .engine_factory import on_cpu
 from .leftovers import Owner, end_processes
 from .model_directory import model_info
-from .sampling.settings import SampleRequest, SamplerSettings, WeightPath
+from .sampling.settings import SampleRequest, SamplerSettings
 from .weights.manifest import Form
 
 log = logging.getLogger("remote_rl.arctic")
@@ -202,20 +201,16 @@ class SamplerWorker:
         self.ready = self.synced = False
 
 
-def is_death(error: BaseException) -> bool:
-    """Whether an engine has died, rather than refused or failed in one request."""
-    return isinstance(error, BackendError) and error.details.get("died") is True
+def is_death(answer: object) -> bool:
+    """Whether an engine has died, rather than answered, refused or failed in one request."""
+    return isinstance(answer, BackendError) and answer.details.get("died") is True
 
 
 def sampler_settings(config: ArcticConfig, version: int | None) -> SamplerSettings:
     """What one engine is started with. version: of the base weights, None serves nothing yet."""
     sampling = config.sampling
     longest = model_info(config.model).context_length
-    if longest is None:
-        raise InvalidRequestError(
-            "the model's configuration names no longest context; set model.context_length",
-            field="context_length",
-        )
+    assert longest is not None, "model_info refuses a model without one"
     return SamplerSettings(
         model=config.model.path,
         dtype=sampling.dtype or config.model.dtype,
@@ -230,14 +225,4 @@ def sampler_settings(config: ArcticConfig, version: int | None) -> SamplerSettin
         eager=on_cpu(config) if sampling.eager is None else sampling.eager,
         prefix_caching=sampling.prefix_caching,
         trust_remote_code=config.model.trust_remote_code,
-        path=weight_path_of(config),
     )
-
-
-def weight_path_of(config: ArcticConfig) -> WeightPath:
-    """The path that "auto" stands for."""
-    if config.weights.path != "auto":
-        return cast("WeightPath", config.weights.path)
-    if on_cpu(config):
-        return "shared_memory"
-    return "cuda_ipc" if config.placement.colocated else "nccl"

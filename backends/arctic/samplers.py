@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from remote_rl.errors import BackendError, RemoteRLError
@@ -21,6 +21,7 @@ from .sampler_worker import SamplerWorker, is_death
 from .sampling.settings import SampleRequest
 from .together import together
 from .weights.manifest import Form, Manifest
+from .weights.sources import Source
 
 log = logging.getLogger("remote_rl.arctic")
 
@@ -111,7 +112,9 @@ class SamplerPool:
             for prompt in range(len(request.prompts))
         ]
         aborting = asyncio.ensure_future(self._pass_abort(context))
-        beating = asyncio.ensure_future(self._beat(context, lambda: (len(done), total)))
+        beating = asyncio.ensure_future(
+            self._beat(context, "generating", lambda: (len(done), total))
+        )
         try:
             await together(*(self._serve(group, take) for group in groups))
         except RemoteRLError:
@@ -162,16 +165,18 @@ class SamplerPool:
         await context.abort_signal.wait()
         await self._everywhere("abort", [context.request_id])
 
-    async def _beat(self, context: OperationContext, state: Callable[[], tuple[int, int]]) -> None:
-        """Tells of tokens that were drawn, a sign of life for long samples. What hangs draws
-        none."""
+    async def _beat(
+        self, context: OperationContext, what: str, state: Callable[[], tuple[int, int]]
+    ) -> None:
+        """Tells of tokens that were drawn, a sign of life for long samples and who waits for them.
+        What hangs draws none."""
         before: list[Any] = []
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            with contextlib.suppress(RemoteRLError):  # the generate itself tells
+            with contextlib.suppress(RemoteRLError):  # the operation itself tells
                 now = await self._everywhere("pulse")
                 if now != before:
-                    context.progress(*state(), "generating")
+                    context.progress(*state(), what)
                 before = now
 
     # -- control --------------------------------------------------------------------------------
@@ -203,9 +208,7 @@ class SamplerPool:
     async def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
         """Results of the engines that are there; one that dies in it is started again."""
         living = [each for each in self._workers if each.ready]
-        answers = await asyncio.gather(
-            *(each.ask(method, *arguments) for each in living), return_exceptions=True
-        )
+        answers = await _asked(living, method, *arguments)
         for answer in answers:
             if isinstance(answer, BaseException) and not is_death(answer):
                 raise answer
@@ -227,19 +230,25 @@ class SamplerPool:
     async def update(
         self,
         manifest: Manifest,
-        segment: str,
+        source: Source,
         in_flight: InFlight,
         version: int,
         label: Label,
+        context: OperationContext,
     ) -> list[str]:
-        """Delivers the tensors of a segment to all engines; the fingerprint of what each of them
+        """Delivers the tensors of a source to all engines; the fingerprint of what each of them
         then holds. Where one fails half-way none serves until the next delivery; one that dies is
         started again, and the others have been served."""
-        living = [each for each in self._workers if each.ready]
-        given = (manifest, segment, in_flight, version, label)
-        answers = await asyncio.gather(
-            *(each.ask("update", *given) for each in living), return_exceptions=True
+        living = {each: each.process for each in self._workers if each.ready}
+        # generates that it waits for may take longer than a silent operation is trusted
+        beating = asyncio.ensure_future(
+            self._beat(context, "delivering weights", lambda: (0, len(living)))
         )
+        try:
+            given = (manifest, source, in_flight, version, label)
+            answers = await _asked(living, "update", *given)
+        finally:
+            beating.cancel()
         failures = [each for each in answers if isinstance(each, BaseException)]
         failures.sort(key=is_death)
         taken = [each for each in answers if not isinstance(each, BaseException)]
@@ -248,18 +257,17 @@ class SamplerPool:
             raise failures[0]
         if not taken:
             raise BackendError("every sampling engine has died; sync again, which waits for one")
-        for worker in living:
-            worker.synced = worker.ready
+        for worker, process in living.items():
+            # one that died meanwhile may be there again, without these weights
+            worker.synced = worker.ready and worker.process == process
         self._version, self._label = version, label
         return [str(each) for each in taken]
 
     async def _after_failure(self) -> None:
         """Engines that refused before a byte had moved serve what they did; all or none."""
         living = [each for each in self._workers if each.synced]
-        states = await asyncio.gather(
-            *(each.ask("serving") for each in living), return_exceptions=True
-        )
-        same = all(state == (self._version, self._label) or _has_died(state) for state in states)
+        states = await _asked(living, "serving")
+        same = all(state == (self._version, self._label) or is_death(state) for state in states)
         for worker in living:
             worker.synced = worker.synced and same
 
@@ -273,16 +281,11 @@ class SamplerPool:
 
     def _start_missing(self) -> None:
         for worker in self._workers:
-            if not worker.ready and worker not in self._starting:
-                self._start_again(worker)
-
-    def _start_again(self, worker: SamplerWorker) -> None:
-        if self._closing:
-            return
-        log.error("%s", worker.failure or f"{worker.name} is started again")
-        self._starting[worker] = asyncio.create_task(
-            self._revive(worker), name=f"start of {worker.name}"
-        )
+            if not (worker.ready or worker in self._starting or self._closing):
+                log.error("%s", worker.failure or f"{worker.name} is started again")
+                self._starting[worker] = asyncio.create_task(
+                    self._revive(worker), name=f"start of {worker.name}"
+                )
 
     async def _revive(self, worker: SamplerWorker) -> None:
         try:
@@ -321,5 +324,7 @@ class SamplerPool:
             worker.end()
 
 
-def _has_died(state: Any) -> bool:
-    return isinstance(state, BaseException) and is_death(state)
+async def _asked(workers: Iterable[SamplerWorker], method: str, *arguments: Any) -> list[Any]:
+    """What each answers, or the error that it raised."""
+    asking = [each.ask(method, *arguments) for each in workers]
+    return await asyncio.gather(*asking, return_exceptions=True)

@@ -3,9 +3,10 @@ and the contract)."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import TYPE_CHECKING
 
 from remote_rl.errors import BackendError
@@ -13,8 +14,10 @@ from remote_rl.protocol import OperationContext
 from remote_rl.requests import InFlight, Push, PushPart, Sync
 from remote_rl.types import Label, SyncReceipt, Tensor
 
+from .engine_factory import Way
 from .weights.manifest import Form, Manifest, cast, check, lay_out
 from .weights.segment import SegmentWriter, new_name, unlink
+from .weights.sources import IpcHandles, Source
 from .weights.staging import Staging
 
 if TYPE_CHECKING:
@@ -26,13 +29,21 @@ log = logging.getLogger("remote_rl.arctic")
 
 
 class WeightPath:
-    """Implements `protocol.WeightSync`, through shared memory: whoever has tensors writes them into
-    a segment, every engine copies them from there, and the segment goes.
+    """Implements `protocol.WeightSync`. A push goes through shared memory, and so does a sync
+    unless `way` says otherwise: whoever has tensors writes them into a segment, every engine copies
+    them from there, and the segment goes.
 
     staging: the segment of a push that comes in parts. Any other delivery removes it, since the
     dispatcher has ended its transfer then, and there may be no room for two."""
 
-    def __init__(self, trainers: TrainerGroup, pool: SamplerPool, reports: Reports) -> None:
+    def __init__(
+        self,
+        trainers: TrainerGroup,
+        pool: SamplerPool,
+        reports: Reports,
+        way: Way = "shared_memory",
+    ) -> None:
+        self._sent = {"shared_memory": self._written, "cuda_ipc": self._lent}[way]
         self._trainers = trainers
         self._pool = pool
         self._reports = reports
@@ -51,10 +62,7 @@ class WeightPath:
         await self._pool.available(context)
         expected = self._pool.forms
         check(cast(self._trainers.forms, expected), expected, "the sampler")
-        segment = new_name()
-        try:
-            written = await self._trainers.everywhere("publish", segment, expected, context=context)
-            manifest = Manifest(written[0])
+        async with self._sent(expected, context) as (manifest, source):
             log.info(
                 "%s: version %d, %d tensors sent, %d expected",
                 context.request_id,
@@ -62,9 +70,31 @@ class WeightPath:
                 len(manifest),
                 len(expected),
             )
-            return await self._carry(manifest, segment, in_flight, version, label, begin)
+            return await self._carry(manifest, source, in_flight, version, label, begin, context)
+
+    @contextlib.asynccontextmanager
+    async def _written(
+        self, expected: Mapping[str, Form], context: OperationContext
+    ) -> AsyncIterator[tuple[Manifest, Source]]:
+        segment = new_name()
+        try:
+            written = await self._trainers.everywhere("publish", segment, expected, context=context)
+            yield Manifest(written[0]), segment
         finally:
             unlink(segment)
+
+    @contextlib.asynccontextmanager
+    async def _lent(
+        self, expected: Mapping[str, Form], context: OperationContext
+    ) -> AsyncIterator[tuple[Manifest, Source]]:
+        """UNVERIFIED. Each engine reads from the rank on its own GPU."""
+        try:
+            lent = await self._trainers.everywhere("lend", expected, context=context)
+            manifest = lay_out({name: expected[name] for name in self._trainers.forms})
+            yield manifest, IpcHandles.merged(lent)
+        finally:
+            if self._trainers.failure is None:  # else it went with the ranks
+                await self._trainers.everywhere("take_back", context=context)
 
     async def push_part(self, request: PushPart, context: OperationContext) -> None:
         """Writes pieces to where the engines will read them; before that, the forms, which come
@@ -92,7 +122,7 @@ class WeightPath:
                 await self._pool.available(context)
                 manifest = Manifest(staged.writer.finish())
                 return await self._carry(
-                    manifest, staged.segment, in_flight, version, label, staged.began
+                    manifest, staged.segment, in_flight, version, label, staged.began, context
                 )
             finally:
                 unlink(staged.segment)
@@ -104,7 +134,7 @@ class WeightPath:
         segment = new_name()
         try:
             manifest = await context.thread(_write, segment, request.tensors, given)
-            return await self._carry(manifest, segment, in_flight, version, label, begin)
+            return await self._carry(manifest, segment, in_flight, version, label, begin, context)
         finally:
             unlink(segment)
 
@@ -116,14 +146,15 @@ class WeightPath:
     async def _carry(
         self,
         manifest: Manifest,
-        segment: str,
+        source: Source,
         in_flight: InFlight,
         version: int,
         label: Label,
         begin: float,
+        context: OperationContext,
     ) -> SyncReceipt:
         try:
-            held = await self._pool.update(manifest, segment, in_flight, version, label)
+            held = await self._pool.update(manifest, source, in_flight, version, label, context)
         except Exception:
             if not self._pool.serves:
                 self._reports.serving(None, None)

@@ -170,6 +170,33 @@ def _whole(rank: Any, parts: Any) -> dict[str, Any]:
     return found
 
 
+def lent(rank: Any, forms: Any) -> tuple[dict[str, tuple[str, Any]], bool]:
+    """What a rank would lend handles of: name to dtype and float32 numbers; whether it holds it
+    until it is taken back, and no longer."""
+    from backends.arctic.training import rank as module
+
+    found: dict[str, tuple[str, Any]] = {}
+
+    class Copies:
+        def __init__(self, manifest: Any) -> None:
+            self._entries = {entry.name: entry for entry in manifest}
+
+        def write(self, name: str, tensor: Any) -> None:
+            assert tuple(tensor.shape) == self._entries[name].shape
+            found[name] = self._entries[name].dtype, tensor.detach().float().numpy().copy()
+
+        def finish(self) -> None: ...
+
+    own, module.IpcWriter = module.IpcWriter, Copies  # type: ignore[assignment,misc]
+    try:
+        rank.lend(forms)
+    finally:
+        module.IpcWriter = own  # type: ignore[misc]
+    held = rank._lent is not None
+    rank.take_back()
+    return found, held and rank._lent is None
+
+
 def memory(rank: Any) -> int:
     """Bytes of all tensors whose size follows the model's, but of what is mapped from its file, as
     a CPU has it."""

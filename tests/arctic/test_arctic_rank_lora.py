@@ -9,7 +9,7 @@ import numpy as np
 import peft
 import pytest
 import torch
-from arctic_models import write_model
+from arctic_models import tiny_model, write_model
 from arctic_oracle import (
     backward,
     largest_relative_difference,
@@ -20,10 +20,11 @@ from arctic_oracle import (
 from arctic_ranks import RankFailed, Ranks
 from arctic_training import STEADY, Plain, Trainer, same, tensors
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from backends.arctic.config import LoraConfig
 from backends.arctic.training.answers import RankSettings
+from backends.arctic.training.lora import Adapter
 from backends.arctic.weights import segment
 from remote_rl.errors import InvalidRequestError
 
@@ -180,3 +181,24 @@ def test_targets_that_the_model_lacks_are_refused(base):
         Ranks(1, settings(base, 0, lora=LoraConfig(targets=("nowhere",))))
     assert isinstance(caught.value.error, InvalidRequestError)
     assert "nowhere" in str(caught.value.error)
+
+
+def transposed():
+    """Its layers hold their matrices the other way round, which a sum with B A would hide."""
+    config = GPT2Config(
+        vocab_size=64, n_embd=32, n_layer=1, n_head=2, bos_token_id=1, eos_token_id=2
+    )
+    return GPT2LMHeadModel(config)
+
+
+@pytest.mark.parametrize(
+    ("make", "target", "kind"),
+    [
+        (lambda: tiny_model("qwen3"), "embed_tokens", "Embedding"),
+        (transposed, "c_attn", "Conv1D"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")
+def test_layers_whose_adapters_could_not_be_merged_are_refused(make, target, kind):
+    with pytest.raises(InvalidRequestError, match=rf"targets name .*{target}, a {kind};"):
+        Adapter(make(), LoraConfig(targets=("q_proj", target)), seed=0)

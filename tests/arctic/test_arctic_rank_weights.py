@@ -255,6 +255,16 @@ def test_all_weights_are_published_as_they_are(trainer):
     assert {each.name: (each.shape, each.dtype) for each in entries} == trainer.ranks.facts[0].forms
 
 
+def test_every_rank_lends_all_weights_whole_until_they_are_taken_back(trainer):
+    """Each to the engine on its own GPU, which is stood for by copies."""
+    weights = trained(trainer)
+    forms = {name: (shape, "bfloat16") for name, (shape, _) in trainer.ranks.facts[0].forms.items()}
+    for found, held in trainer.ranks.call(arctic_ranks.lent, forms):
+        assert held
+        assert {dtype for dtype, _ in found.values()} == {"bfloat16"}
+        assert same(tensors({name: numbers for name, (_, numbers) in found.items()}), weights)
+
+
 def test_what_the_sampler_does_not_expect_is_refused_before_a_segment_is_made(ranks):
     forms = dict(ranks.facts[0].forms)
     first = next(iter(forms))

@@ -83,6 +83,54 @@ def test_truncation_leaves_both_logprobs(
         np.testing.assert_allclose(sample.drawn_logprobs, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize("cut", [{}, {"top_k": 5}, {"min_p": 0.3}, {"top_p": 0.6}], ids=str)
+@pytest.mark.parametrize("temperature", [0.7, 1.3])
+def test_min_tokens_leave_ends_out_of_what_is_drawn_from(
+    running: Running, cut: dict[str, Any], temperature: float
+) -> None:
+    [free] = running.draw(temperature=temperature)
+    given = {"top_p": 1.0, "top_k": None, "min_p": 0.0, **cut}
+    # likely ones, so that leaving them out is seen, and what begins at one id ends the sample
+    ends = sorted({END, *range(3, 100), *free.tokens.tolist()})
+    stops = tuple(ends)
+    # others in the same batch are drawn from all ids, or are past their min_tokens
+    beside = [
+        running.begin(temperature=temperature, count=2),
+        running.begin(temperature=temperature, min_tokens=1, count=2),
+    ]
+    samples = running.draw(
+        count=6, temperature=temperature, min_tokens=5, stop_token_ids=stops, **cut
+    )
+    for sample in samples:
+        rows = table(running.model, PROMPT, sample, temperature)
+        own = np.arange(len(rows)), sample.tokens
+        np.testing.assert_allclose(sample.logprobs, rows[own], atol=1e-4)
+        rows[:5, ends] = -np.inf
+        expected = truncated(rows - np.logaddexp.reduce(rows, axis=1, keepdims=True), **given)
+        assert np.isfinite(expected[own]).all(), "a token was drawn that should be left out"
+        np.testing.assert_allclose(sample.drawn_logprobs, expected[own], atol=1e-4)
+        assert not set(ends) & set(sample.tokens[:5].tolist())
+    assert "stop" in {sample.finish_reason for sample in samples}, "none ended after min_tokens"
+    for sample in beside[0].result():
+        np.testing.assert_allclose(sample.drawn_logprobs, sample.logprobs, atol=1e-5)
+    for sample in beside[1].result():
+        np.testing.assert_allclose(sample.drawn_logprobs[1:], sample.logprobs[1:], atol=1e-5)
+        assert sample.drawn_logprobs[0] > sample.logprobs[0], "without the end of sequence"
+
+
+def test_min_tokens_hold_for_greedy_samples(running: Running) -> None:
+    [free] = running.draw(temperature=0.0, max_tokens=8)
+    chosen = free.tokens.tolist()[0]
+    [late] = running.draw(temperature=0.0, max_tokens=8, min_tokens=3, stop_token_ids=(chosen,))
+    rows = table(running.model, PROMPT, late)
+    own = np.arange(len(rows)), late.tokens
+    np.testing.assert_allclose(late.logprobs, rows[own], atol=1e-4)
+    rows[:3, [chosen, END]] = -np.inf
+    assert late.tokens.tolist() == rows.argmax(axis=1).tolist()
+    assert late.drawn_logprobs is not None
+    assert not late.drawn_logprobs.any()
+
+
 def test_tokens_come_as_often_as_they_should(running: Running) -> None:
     count = 3000
     samples = running.draw(count=count, max_tokens=1, temperature=1.3, top_k=12)
@@ -159,6 +207,12 @@ def test_a_stop_string_is_left_out(running: Running) -> None:
             [stopped] = running.draw(seed=seed, stop=("never there", match.decode()))
             assert stopped.tokens.tolist() == free.tokens.tolist()[:place]
             assert stopped.finish_reason == "stop"
+            given: dict[str, Any] = {"seed": seed, "stop": match.decode()}
+            [kept] = running.draw(include_stop=True, **given)
+            assert kept.tokens.tolist() == free.tokens.tolist()[: place + 2]
+            assert kept.finish_reason == "stop"
+            [first] = running.draw(include_stop=True, max_tokens=place + 2, **given)
+            assert first.finish_reason == "stop", "it is complete with the last token"
             assert stopped.logprobs is not None
             assert stopped.logprobs.tolist() == pytest.approx(
                 free.logprobs[:place].tolist(), abs=1e-5

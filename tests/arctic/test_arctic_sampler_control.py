@@ -93,6 +93,20 @@ def test_the_cache_can_be_dropped_while_samples_run(running: Running) -> None:
     assert _ids(future.result(PATIENCE)) == _ids(whole)
 
 
+def test_min_tokens_hold_for_samples_that_are_computed_anew(running: Running) -> None:
+    given: dict[str, Any] = {"max_tokens": 200, "min_tokens": 150, "count": 3}
+    given["stop_token_ids"] = tuple(range(60))
+    whole = running.draw(**given)
+    future = running.held(**given)
+    running.run(running.engine.reset_prefix_cache())
+    running.run(running.engine.resume())
+    assert _ids(future.result(PATIENCE)) == _ids(whole)
+    for sample in whole:
+        assert min(sample.tokens[:150]) >= 60
+        assert (len(sample) < 200) == (sample.finish_reason == "stop")
+    assert any(sample.finish_reason == "stop" for sample in whole)
+
+
 def test_more_samples_than_the_cache_holds_end_all_the_same(running: Running) -> None:
     alone = running.draw(count=1, max_tokens=150)
     many = running.draw(count=60, max_tokens=150)

@@ -116,7 +116,7 @@ def test_logits_of_nan_fail_their_generates_and_spoil_no_later_ones(running: Run
 
 
 def _breaks_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = transfer.SharedMemoryEngine._tensors
+    whole = transfer.WeightEngine._tensors
 
     def broken(self: Any, update_info: Any) -> Iterator[Any]:
         for number, item in enumerate(whole(self, update_info)):
@@ -124,21 +124,21 @@ def _breaks_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
                 raise OSError("the trainer died")
             yield item
 
-    monkeypatch.setattr(transfer.SharedMemoryEngine, "_tensors", broken)
+    monkeypatch.setattr(transfer.WeightEngine, "_tensors", broken)
 
 
 def _breaks_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Any) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(transfer.SharedMemoryEngine, "finish_weight_update", broken)
+    monkeypatch.setattr(transfer.WeightEngine, "finish_weight_update", broken)
 
 
 def _breaks_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(self: Any) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(transfer.SharedMemoryEngine, "start_weight_update", broken)
+    monkeypatch.setattr(transfer.WeightEngine, "start_weight_update", broken)
 
 
 @pytest.mark.parametrize("place", [0, 1, 4, 11, 19, "start", "end"])

@@ -17,9 +17,9 @@ TABLE = TokenBytes(TOKENIZER)
 SIZE = len(TOKENIZER)
 
 
-def _stopped(tokens: list[int], *stops: str, table: Any = TABLE) -> int | None:
+def _stopped(tokens: list[int], *stops: str, table: Any = TABLE, first: int = 0) -> int | None:
     """Length of the sample that these tokens end as, None where they go on."""
-    strings = StopStrings(stops, table)
+    strings = StopStrings(stops, table, first)
     for position, token in enumerate(tokens):
         place = strings.add(token, position)
         if place is not None:
@@ -76,23 +76,41 @@ def test_the_earliest_wins_and_of_these_the_longest() -> None:
     assert _stopped([*letters, added], "<t", "<<th") == 2
 
 
+def test_what_is_complete_too_early_never_counts() -> None:
+    single = {TABLE[token]: token for token in range(SIZE) if len(TABLE[token]) == 1}
+    letters = [single[bytes([byte])] for byte in b"abxab"]
+    assert _stopped(letters, "ab", first=1) == 0
+    assert _stopped(letters, "ab", first=2) == 3
+    # it stays in the tail as long as a longer one may come
+    assert _stopped(letters[:4], "ab", "never there", first=2) is None
+    [special] = TOKENIZER.convert_tokens_to_ids(["<eos>"])
+    assert _stopped([*letters[:2], special], "ab", first=2) is None
+
+
 single_tokens = st.lists(st.integers(0, SIZE - 1), max_size=40)
 stop_texts = st.lists(st.text("aeht <n🙂", min_size=1, max_size=4), min_size=1, max_size=3)
 
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
-@given(single_tokens, stop_texts)
-def test_as_a_search_in_the_whole_text_finds_it(tokens: list[int], stops: list[str]) -> None:
+@given(single_tokens, stop_texts, st.integers(0, 12))
+def test_as_a_search_in_the_whole_text_finds_it(
+    tokens: list[int], stops: list[str], first: int
+) -> None:
     expected = None
-    for length in range(1, len(tokens) + 1):
+    for length in range(first + 1, len(tokens) + 1):
         pieces = [TABLE[token] for token in tokens[:length]]
-        places = [b"".join(pieces).find(stop.encode()) for stop in stops]
-        found = [place for place in places if place >= 0]
+        known, text = len(b"".join(pieces[:-1])), b"".join(pieces)
+        found = [
+            place
+            for place in range(len(text))
+            for stop in map(str.encode, stops)
+            if text.startswith(stop, place) and place + len(stop) > known
+        ]
         if found:
             ends = [len(b"".join(pieces[: token + 1])) for token in range(length)]
             expected = next(token for token in range(length) if ends[token] > min(found))
             break
-    assert _stopped(tokens, *stops) == expected
+    assert _stopped(tokens, *stops, first=first) == expected
 
 
 def test_byte_fallback_tokens_are_bytes() -> None:

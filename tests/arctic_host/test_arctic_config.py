@@ -19,6 +19,7 @@ from backends.arctic.config import (
     TrainingConfig,
     WeightsConfig,
 )
+from backends.arctic.engine_factory import way_of, with_device
 from remote_rl import connect
 from remote_rl.errors import InvalidRequestError, UnknownNameError
 
@@ -86,7 +87,10 @@ def test_unknown_keys_are_refused_by_name(options: dict[str, Any], message: str)
         ({"sampling": {"memory_fraction": 1.5}}, "memory_fraction"),
         ({"weights": {"path": "disk"}}, "path"),
         ({"placement": {"device": "tpu"}}, "device"),
-        ({"placement": {"device": "cpu"}, "weights": {"path": "nccl"}}, "weights.path"),
+        ({"placement": {"device": "cpu"}, "weights": {"path": "cuda_ipc"}}, "weights.path"),
+        ({"placement": {"device": "cuda"}, "weights": {"path": "cuda_ipc"}}, "weights.path"),
+        ({"placement": {"device": "cuda", "colocated": True}, "sampling": {"engines": 2},
+          "weights": {"path": "cuda_ipc"}}, "weights.path"),
         ({"placement": {"device": "cpu", "colocated": True}}, "placement.colocated"),
         ({"placement": {"device": "cpu"}, "sampling": {"tensor_parallel": 2}},
          "sampling.tensor_parallel"),
@@ -125,6 +129,93 @@ def test_connect_makes_the_backend_with_the_model(
     monkeypatch.setattr("backends.arctic.backend.check_packages", lambda: None)
     with pytest.raises(InvalidRequestError, match="'/no/such' is no directory here"):
         connect("arctic", model=model)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The folder that stands for /dev, of a machine without GPUs."""
+    monkeypatch.setattr("backends.arctic.engine_factory._DEVICES", tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return tmp_path
+
+
+def add_gpus(machine: Path, count: int) -> None:
+    for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(count))):
+        (machine / name).touch()
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_gpus_that_are_there_are_taken(machine: Path, device: str) -> None:
+    add_gpus(machine, 2)
+    config = with_device(ArcticConfig(model="x", placement={"device": device}))
+    assert config.placement.device == "cuda"
+
+
+def test_without_gpus_it_is_a_cpu(machine: Path) -> None:
+    assert with_device(ArcticConfig(model="x")).placement.device == "cpu"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"weights": {"path": "cuda_ipc"}, "placement": {"colocated": True}},
+        {"sampling": {"tensor_parallel": 2}},
+        {"placement": {"colocated": True}},
+    ],
+)
+def test_what_needs_gpus_is_refused_where_auto_finds_none(
+    machine: Path, options: dict[str, Any]
+) -> None:
+    with pytest.raises(InvalidRequestError, match="needs GPUs"):
+        with_device(ArcticConfig(model="x", **options))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "counts"),
+    [
+        (0, {"placement": {"device": "cuda"}}, "come to 2 GPUs, and this machine shows 0"),
+        (1, {}, "come to 2 GPUs, and this machine shows 1"),
+        (3, {"sampling": {"tensor_parallel": 3}}, "come to 4 GPUs, and this machine shows 3"),
+        (1, {"placement": {"colocated": True}, "training": {"ranks": 2}}, "come to 2 GPUs"),
+    ],
+)
+def test_gpus_that_are_not_there_are_counted_before_anything_starts(
+    machine: Path, gpus: int, options: dict[str, Any], counts: str
+) -> None:
+    if gpus:
+        add_gpus(machine, gpus)
+    with pytest.raises(InvalidRequestError, match=counts):
+        with_device(ArcticConfig(model="x", **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "way"),
+    [
+        ({"placement": {"device": "cpu"}}, "shared_memory"),
+        ({"placement": {"device": "cuda"}}, "shared_memory"),
+        ({"placement": {"device": "cuda", "colocated": True}}, "cuda_ipc"),
+        ({"placement": {"device": "cuda", "colocated": True}, "training": {"ranks": 2}},
+         "cuda_ipc"),
+        ({"placement": {"device": "cuda", "colocated": True}, "sampling": {"engines": 2}},
+         "shared_memory"),
+        ({"placement": {"device": "cuda", "colocated": True},
+          "weights": {"path": "shared_memory"}}, "shared_memory"),
+    ],
+)  # fmt: skip
+def test_which_way_a_sync_takes(options: dict[str, Any], way: str) -> None:
+    assert way_of(ArcticConfig(model="x", **options)) == way
+
+
+def test_hidden_gpus_do_not_count(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_gpus(machine, 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(InvalidRequestError, match="shows 1"):
+        with_device(ArcticConfig(model="x"))
+
+
+def test_a_cluster_s_gpus_may_be_elsewhere(machine: Path) -> None:
+    config = ArcticConfig(model="x", placement={"device": "cuda", "address": "head:6379"})
+    assert with_device(config) == config
 
 
 @pytest.mark.parametrize("target", ["mock", "http://127.0.0.1:1"])

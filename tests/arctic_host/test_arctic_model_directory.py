@@ -44,14 +44,55 @@ def test_the_facts_of_a_model(tmp_path: Path) -> None:
     assert (named.name, named.context_length) == ("mine", 32)
 
 
-def test_tensors_come_from_the_headers_of_all_files(tmp_path: Path) -> None:
+PARTS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+
+
+@pytest.mark.parametrize("with_index", [True, False])
+def test_tensors_come_from_the_headers_of_all_files(tmp_path: Path, with_index: bool) -> None:
     path = directory(tmp_path / "m")
-    save_file({"model.c": np.zeros(2, np.int64)}, path / "model-2.safetensors")
+    (path / "model.safetensors").rename(path / PARTS[0])
+    save_file({"model.c": np.zeros(2, np.int64)}, path / PARTS[1])
+    if with_index:
+        write_index(path, {"model.a": PARTS[0], "model.b": PARTS[0], "model.c": PARTS[1]})
+        other_copy(path)
     assert stored_tensors(path) == {
         "model.a": StoredTensor((3, 4), "float32"),
         "model.b": StoredTensor((5,), "float16"),
         "model.c": StoredTensor((2,), "int64"),
     }
+
+
+def write_index(path: Path, places: Any) -> None:
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+def other_copy(path: Path) -> None:
+    """Of the weights, under the names of the model's makers, as some publish it."""
+    save_file({"layers.0.a": np.zeros((3, 4), np.float32)}, path / "consolidated.safetensors")
+
+
+def test_another_copy_of_the_weights_is_left_alone(tmp_path: Path) -> None:
+    path = directory(tmp_path / "m")
+    other_copy(path)
+    assert set(stored_tensors(path)) == {"model.a", "model.b"}
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [(None, "has no weight_map"), ({"model.a": "gone.safetensors"}, r"gone\.safetensors can't be")],
+)
+def test_an_index_that_leads_nowhere_is_named(tmp_path: Path, places: Any, message: str) -> None:
+    path = directory(tmp_path / "m")
+    write_index(path, places)
+    with pytest.raises(InvalidRequestError, match=message):
+        stored_tensors(path)
+
+
+def test_a_model_of_no_longest_context_needs_one(tmp_path: Path) -> None:
+    path = directory(tmp_path / "m", {"vocab_size": 30})
+    with pytest.raises(InvalidRequestError, match=r"set model\.context_length"):
+        model_info(ModelConfig(path=str(path)))
+    assert model_info(ModelConfig(path=str(path), context_length=16)).context_length == 16
 
 
 def test_ends_are_those_of_the_generation_config_where_it_has_some(tmp_path: Path) -> None:

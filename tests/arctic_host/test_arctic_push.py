@@ -56,7 +56,7 @@ class Pool:
     async def available(self, context: Any) -> None: ...
 
     async def update(
-        self, manifest: Manifest, segment: str, in_flight: str, version: int, label: Any
+        self, manifest: Manifest, segment: str, in_flight: str, version: int, *given: Any
     ) -> list[str]:
         self.seen.append(segment)
         if self.failing:

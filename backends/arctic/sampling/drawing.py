@@ -2,8 +2,9 @@
 
 vLLM gives logprobs either before temperature and truncation or after both. The contract wants those
 of the full vocabulary at the temperature, and those of what was drawn from; so this sampler takes
-the place of vLLM's in the model runner, and does what vLLM's does in the same order: temperature,
-min-p, top-k, top-p, draw. In vLLM's table of logprobs each token has three columns (LOGPROB, DRAWN,
+the place of vLLM's in the model runner, and does what vLLM's does: ends that come before min_tokens
+left out, min-p, top-k, top-p, draw. The temperature, which vLLM applies after the first of these,
+comes before all of them. In vLLM's table of logprobs each token has three columns (LOGPROB, DRAWN,
 SERIAL of flight.py): the two logprobs, and the serial number of the weights, put there where they
 were used.
 """
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+from vllm.v1.sample.logits_processor import MinTokensLogitsProcessor
 from vllm.v1.sample.metadata import SamplingMetadata
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
@@ -44,9 +46,8 @@ class TwofoldSampler(Sampler):
     ) -> SamplerOutput:
         """One token for each row of logits [rows, V]."""
         del logprobs_mode_override  # both kinds always come
-        logits = logits.to(torch.float32)
-        logits = self.apply_logits_processors(logits, sampling_metadata, predict_bonus_token)
-        tokens, full, drawn = self.draw(logits, sampling_metadata)
+        del predict_bonus_token  # there are no speculative tokens
+        tokens, full, drawn = self.draw(logits.to(torch.float32), sampling_metadata)
         columns = torch.stack([full, drawn, torch.full_like(full, self.serial)], dim=1)
         return SamplerOutput(
             sampled_token_ids=tokens.to(torch.int32).unsqueeze(-1),
@@ -64,20 +65,29 @@ class TwofoldSampler(Sampler):
         (0 counts as 1) and of the truncated distribution (0 where greedy, which leaves no
         choice)."""
         if metadata.all_greedy:
+            normaliser = logits.logsumexp(dim=-1)
+            logits = self._without_early_ends(logits, metadata)
             tokens = logits.argmax(dim=-1)
-            full = _of(logits, tokens) - logits.logsumexp(dim=-1)
+            full = _of(logits, tokens) - normaliser
             return tokens, full, torch.zeros_like(full)
         temperature = metadata.temperature
         greedy = temperature < _GREEDY
         logits = logits / torch.where(greedy, 1.0, temperature).unsqueeze(-1)
         normaliser = logits.logsumexp(dim=-1)
+        logits = self._without_early_ends(logits, metadata)
         cut = _truncated(logits, metadata)
         tokens = self._choose(cut)
         if not metadata.all_random:
             tokens = torch.where(greedy, logits.argmax(dim=-1), tokens)
         full = _of(logits, tokens) - normaliser
-        drawn = full if cut is logits else _of(cut, tokens) - cut.logsumexp(dim=-1)
+        whole = cut is logits and not _early_ends(metadata)
+        drawn = full if whole else _of(cut, tokens) - cut.logsumexp(dim=-1)
         return tokens, full, torch.where(greedy, 0.0, drawn)
+
+    def _without_early_ends(self, logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:
+        """Logits, written over, with -inf for the ids that min_tokens doesn't let come yet; the
+        others keep theirs."""
+        return self.apply_logits_processors(logits, metadata, False)
 
     def _choose(self, logits: torch.Tensor) -> torch.Tensor:
         """An id of each row by the Gumbel-max rule, with noise from the row's own seed."""
@@ -103,6 +113,15 @@ class TwofoldSampler(Sampler):
         keys = [request.sampling_params.extra_args[KEY] for request in requests]
         positions = [len(request.output_token_ids) for request in requests]
         return draw_seeds(np.array(keys, np.int64), np.array(positions, np.int64))
+
+
+def _early_ends(metadata: SamplingMetadata) -> bool:
+    """Whether a row has fewer tokens than its min_tokens."""
+    return any(
+        each.min_toks
+        for each in metadata.logitsprocs.non_argmax_invariant
+        if isinstance(each, MinTokensLogitsProcessor)
+    )
 
 
 def _truncated(logits: torch.Tensor, metadata: SamplingMetadata) -> torch.Tensor:

@@ -46,7 +46,8 @@ class SamplerEngine:
         self._settings = settings
         self._forms = expected_forms(directory, settings.dtype)
         self._vocabulary = vocabulary(directory)
-        self._ends = frozenset(end_ids(directory))
+        # an end beyond the vocabulary is never drawn, and vLLM could not leave it out
+        self._ends = frozenset(end for end in end_ids(directory) if end < self._vocabulary)
         self._table: TokenBytes | None = await asyncio.to_thread(
             token_bytes, directory, settings.trust_remote_code
         )

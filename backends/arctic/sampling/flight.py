@@ -55,13 +55,15 @@ class Flight:
         sink: Callable[[Sample | RemoteRLError], None],
     ) -> Flight:
         """With its own ends and stop strings."""
-        params = request.params
+        params, stops = request.params, None
+        if table is not None and params.stop:
+            stops = StopStrings(params.stop, table, params.min_tokens)
         return cls(
             number=number,
             request=request,
             ends=ends | frozenset(params.stop_token_ids),
             sink=sink,
-            stops=None if table is None or not params.stop else StopStrings(params.stop, table),
+            stops=stops,
         )
 
     def take(self, drawn: Drawn) -> tuple[int, FinishReason] | None:
@@ -73,6 +75,7 @@ class Flight:
         return None
 
     def _add(self, token: int, row: Sequence[float]) -> tuple[int, FinishReason] | None:
+        params = self.request.params
         self.tokens.append(token)
         self.rows.append(row)
         position = len(self.tokens)
@@ -80,8 +83,8 @@ class Flight:
         if token in self.ends:
             return position, "stop"
         if stop is not None:
-            return stop, "stop"
-        if position >= self.request.params.max_tokens:
+            return position if params.include_stop else stop, "stop"
+        if position >= params.max_tokens:
             return position, "length"
         return None
 

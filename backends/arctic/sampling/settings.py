@@ -4,15 +4,13 @@ the contract's types; neither torch nor vllm)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 import attrs
 import numpy as np
 
 from remote_rl.types import SamplingParams
 from remote_rl.types.arrays import Array
-
-WeightPath: TypeAlias = Literal["shared_memory", "cuda_ipc", "nccl"]
 
 #: variables that must be set before torch and vllm are imported in the actor's process
 ENVIRONMENT: Mapping[str, str] = {
@@ -41,8 +39,7 @@ class SamplerSettings:
     tensor_parallel: GPUs. eager: no compilation and no CUDA graphs. prefix_caching: equal prefixes
     share their KV. recompute_in_flight: an update that keeps running generates recomputes their KV
     with the new weights, so that each token after it is drawn from them alone; False goes on with
-    the old KV, which costs nothing and mixes. path: how weights come. options: more engine
-    arguments of vLLM, by its names.
+    the old KV, which costs nothing and mixes. options: more engine arguments of vLLM, by its names.
     """
 
     model: str
@@ -59,7 +56,6 @@ class SamplerSettings:
     prefix_caching: bool = True
     recompute_in_flight: bool = True
     trust_remote_code: bool = False
-    path: WeightPath = "shared_memory"
     options: Mapping[str, Any] = attrs.field(factory=dict)
 
     def environment(self) -> dict[str, str]:

@@ -106,9 +106,11 @@ def token_bytes(directory: Path, trust_remote_code: bool = False) -> TokenBytes 
 
 
 class StopStrings:
-    """The tail of one sample's text, and the token that each byte of it came from."""
+    """The tail of one sample's text, and the token that each byte of it came from. first: position
+    from which on a token may complete a stop string."""
 
-    def __init__(self, stops: Sequence[str], table: TokenBytes) -> None:
+    def __init__(self, stops: Sequence[str], table: TokenBytes, first: int = 0) -> None:
+        self._first = first
         self._patterns = sorted({stop.encode() for stop in stops}, key=len, reverse=True)
         self._longest = len(self._patterns[0])
         self._table = table
@@ -122,13 +124,16 @@ class StopStrings:
         piece = self._table[token]
         self._text += piece
         self._origins += [position] * len(piece)
-        found = [
-            (place, -len(pattern))
-            for pattern in self._patterns
-            if (place := self._text.find(pattern)) >= 0
-        ]
-        if found:
-            return self._origins[min(found)[0]]
+        if position >= self._first:
+            # what an earlier token completed did not count then, and does not now
+            known = len(self._text) - len(piece)
+            found = [
+                (place, -len(pattern))
+                for pattern in self._patterns
+                if (place := self._text.find(pattern, max(known - len(pattern) + 1, 0))) >= 0
+            ]
+            if found:
+                return self._origins[min(found)[0]]
         spare = len(self._text) - self._longest + 1
         if spare > 0:
             del self._text[:spare], self._origins[:spare]

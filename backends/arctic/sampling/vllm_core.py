@@ -24,7 +24,7 @@ from .drawing import KEY
 from .flight import Drawn, Flight
 from .seeds import sample_key
 from .settings import SampleRequest, SamplerSettings
-from .transfer import BACKENDS, update_info
+from .transfer import BACKEND, update_info
 
 #: arguments of vLLM that are ours to set
 _RESERVED = frozenset(
@@ -155,7 +155,7 @@ def _configuration(settings: SamplerSettings) -> Any:
         scheduling_policy="priority",
         async_scheduling=False,  # one step at a time
         worker_extension_cls="backends.arctic.sampling.worker.SamplerWorker",
-        weight_transfer_config=WeightTransferConfig(backend=BACKENDS[settings.path]),
+        weight_transfer_config=WeightTransferConfig(backend=BACKEND),
         **{name: value for name, value in given.items() if value is not None},
     )
     return arguments.create_engine_config()
@@ -170,6 +170,7 @@ def _core_request(flight: Flight, serial: int) -> Any:
         top_k=0 if params.top_k is None else params.top_k,
         min_p=params.min_p,
         max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,  # leaves out the ids of stop_token_ids
         ignore_eos=True,
         stop_token_ids=sorted(flight.ends),
         logprobs=0,

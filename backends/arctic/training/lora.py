@@ -40,6 +40,14 @@ class Adapter:
                     f"training.lora.targets {list(options.targets)} don't fit the model: {error}",
                     field="targets",
                 ) from error
+        for name, layer in self.layers().items():
+            if not isinstance(layer.get_base_layer(), torch.nn.Linear):
+                kind = type(layer.get_base_layer()).__name__
+                raise InvalidRequestError(
+                    f"training.lora.targets name {name.removesuffix('.weight')}, a {kind}; only "
+                    "torch.nn.Linear is adapted, as only its adapters are merged and exported",
+                    field="targets",
+                )
         for name, each in model.named_parameters():
             each.requires_grad_("lora_" in name)
 

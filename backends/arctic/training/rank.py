@@ -8,9 +8,9 @@ waits for a clock: where one is gone, whoever started them ends the others.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
 import numpy as np
@@ -22,8 +22,10 @@ from remote_rl.losses import Loss, LossBatch, Metric, evaluate, merge_metrics
 from remote_rl.types import AdamW, Batch
 from remote_rl.types.flops import DecoderShape, packed_tokens
 
-from ..weights.manifest import Entry, Form, check, lay_out
+from ..weights.device_paths import IpcWriter
+from ..weights.manifest import Entry, Form, Manifest, check, lay_out
 from ..weights.segment import SegmentWriter
+from ..weights.sources import IpcHandles
 from . import files, joining, loading, publishing
 from .answers import RankFacts, RankLoss, RankSettings, StepResult
 from .offload import Offloaded
@@ -34,6 +36,7 @@ from .zero import Zero
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 Columns: TypeAlias = dict[str, npt.NDArray[np.float32]]
+W = TypeVar("W", bound=SegmentWriter | IpcWriter | None)
 
 
 class Rank:
@@ -46,6 +49,7 @@ class Rank:
         self.device = torch.device(settings.device)
         self._started: _Started | None = None
         self._offloaded: Offloaded | None = None
+        self._lent: IpcWriter | None = None
 
     @property
     def _held(self) -> _Started:
@@ -238,23 +242,42 @@ class Rank:
 
         Raises `InvalidRequestError` before anything is written where the names or shapes differ,
         and `BackendError` where there is no room."""
+        writer = self._sent(
+            forms, lambda manifest: SegmentWriter(segment, manifest) if self.rank == 0 else None
+        )
+        return [] if writer is None else list(writer.finish())
+
+    def lend(self, forms: Mapping[str, Form] | None = None) -> IpcHandles:
+        """UNVERIFIED. Handles of all weights, as `publish` would write them, on this rank's GPU:
+        each whole there until `take_back`, a copy where it is partitioned, merged or cast."""
+        self._lent = self._sent(forms, IpcWriter)
+        return self._lent.finish()
+
+    def take_back(self) -> None:
+        """UNVERIFIED. Forgets what was lent; nobody reads it any more."""
+        self._lent = None
+        if self.device.type == "cuda":
+            torch.cuda.ipc_collect()
+
+    def _sent(self, forms: Mapping[str, Form] | None, make: Callable[[Manifest], W]) -> W:
+        """What has taken all weights, made once it is known what they are; None takes none, and
+        the rank takes part for the others."""
         held = self._held
         own = publishing.forms(held.loaded)
         expected = own if forms is None else {name: forms.get(name, own[name]) for name in own}
         if forms is not None:
             given = {name: (own[name][0], dtype) for name, (_, dtype) in expected.items()}
             check(given, forms, "the sampler")
-        writer, failure = None, None
-        if self.rank == 0:
-            try:
-                writer = SegmentWriter(segment, lay_out(expected))
-            except BackendError as error:
-                failure = error
+        failure = None
+        try:
+            writer = make(lay_out(expected))
+        except BackendError as error:
+            failure = error
         joining.agree(failure)
         for name, tensor in publishing.weights(held.loaded, held.engine):
             if writer is not None:
                 writer.write(name, tensor)
-        return [] if writer is None else list(writer.finish())
+        return writer
 
     def sleep(self) -> int:
         """Gives the device's memory back, the contents kept in host memory: weights, gradient,

@@ -3,7 +3,8 @@
 Both were written against the source of vLLM 0.32 (distributed/weight_transfer/ipc_engine.py and
 nccl_engine.py, which are the workers' side) and have never run: no machine of the project has CUDA.
 They take tensors as SegmentWriter does: `write(name, tensor)` in the manifest's order on rank 0,
-then `finish()`.
+then `finish()`. A sync uses the first; NCCL waits for somebody with GPUs, since where one side of
+a broadcast fails the other one hangs, and whoever joins them must end it.
 """
 
 from __future__ import annotations
@@ -51,8 +52,7 @@ class IpcWriter:
     """UNVERIFIED. Collects handles of the tensors, which it keeps alive (a cast or gathered copy
     each, so about the model's size on the GPU) until it is dropped after the update.
 
-    Only for one trainer rank and sampler workers on that rank's GPU: with several GPUs every rank
-    must gather handles of its own, and the dictionaries of a tensor be merged.
+    Every rank makes handles of its own GPU, and `IpcHandles.merged` puts them together.
     """
 
     def __init__(self, manifest: Manifest) -> None:
