@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from served import LENGTH
+from served import LENGTH, MOMENT
 
 from remote_rl.client.loop import LoopThread
 from remote_rl.messages import Submit
@@ -123,11 +123,12 @@ class RawSocket:
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
 
-    def send(self, data: bytes) -> None:
-        """Sends and waits for the one byte that says it has arrived."""
+    def send(self, data: bytes) -> float:
+        """Sends, and waits to hear when all of it had arrived."""
         self._socket.sendall(LENGTH.pack(len(data)))
         self._socket.sendall(data)
-        assert self._socket.recv(1) == b"\n"
+        moment: float = MOMENT.unpack(self._socket.recv(MOMENT.size, socket.MSG_WAITALL))[0]
+        return moment
 
     def close(self) -> None:
         """Ends the connection."""

@@ -15,6 +15,7 @@ import socket
 import struct
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -22,21 +23,34 @@ from aiohttp import web
 from safetensors.numpy import load as load_safetensors
 
 from remote_rl.dispatcher import Dispatcher
+from remote_rl.messages import Message, Submit
 from remote_rl.protocol import Capabilities, ModelInfo
 from remote_rl.server.app import application, runner
 from remote_rl.transports.bodies import receive
 from remote_rl.types import ForwardBackwardResult, Generation, Sample
 
 LENGTH = struct.Struct("<Q")
+#: of `now`
+MOMENT = struct.Struct("<d")
+
+
+def now() -> float:
+    """Seconds, by the clock that all processes of a Linux machine share."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 class Idle:
-    """A trainer and a sampler that answer at once; what is left is the way there and back."""
+    """A trainer and a sampler that answer at once; what is left is the way there and back. held:
+    when the last submit was in the server's hands."""
+
+    held = 0.0
 
     async def forward_backward(self, request: Any, context: Any) -> ForwardBackwardResult:
-        """The number of tokens that have arrived, as the value."""
+        """The number of tokens that have arrived, as the value, and when the server had them."""
         tokens = float(request.batch.tokens)
-        return ForwardBackwardResult(value=tokens, metrics={}, version=context.version)
+        return ForwardBackwardResult(
+            value=tokens, metrics={"held": self.held}, version=context.version
+        )
 
     async def zero_grad(self, request: Any, context: Any) -> None:
         """Nothing."""
@@ -89,27 +103,47 @@ class IdleBackend:
         """Nothing to kill."""
 
 
+class Noting:
+    """A dispatcher, and the moment at which a submit came to it: read whole and validated, and
+    nothing done with it yet."""
+
+    def __init__(self, dispatcher: Dispatcher, idle: Idle) -> None:
+        self._dispatcher = dispatcher
+        self._idle = idle
+
+    async def handle(self, message: Message) -> Any:
+        """The dispatcher's reply."""
+        if isinstance(message, Submit):
+            self._idle.held = now()
+        return await self._dispatcher.handle(message)
+
+
+def held(what: object) -> web.Response:
+    """The answer to what is here whole, as it is wanted: when it was."""
+    moment = now()
+    del what
+    return web.json_response({"held": moment})
+
+
 async def opaque(request: web.Request) -> web.Response:
     """Takes the body as remote_rl's server does, and knows nothing of what is in it."""
-    body = await receive(request.content)
-    return web.json_response({"bytes": len(body)})
+    return held(await receive(request.content))
 
 
 async def plain(request: web.Request) -> web.Response:
     """Takes the body as most aiohttp servers do."""
-    return web.json_response({"bytes": len(await request.content.read())})
+    return held(await request.content.read())
 
 
 async def safetensors_body(request: web.Request) -> web.Response:
     """Tensors of a safetensors body."""
-    tensors = load_safetensors(await request.content.read())
-    return web.json_response({"tensors": len(tensors)})
+    return held(load_safetensors(await request.content.read()))
 
 
 async def pickled(request: web.Request) -> web.Response:
     """Arrays of a pickle; never do this with what a stranger sends."""
-    tensors = pickle.loads(await receive(request.content))  # noqa: S301 - the benchmark's own
-    return web.json_response({"tensors": len(tensors)})
+    body = await receive(request.content)
+    return held(pickle.loads(body))  # noqa: S301 - the benchmark's own
 
 
 async def echo(request: web.Request) -> web.Response:
@@ -118,7 +152,7 @@ async def echo(request: web.Request) -> web.Response:
 
 
 def raw_socket() -> int:
-    """A socket that takes a length and that many bytes and answers with one; its port."""
+    """A socket that takes a length and that many bytes and answers with the moment; its port."""
     listening = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -130,7 +164,7 @@ def raw_socket() -> int:
                     (left,) = LENGTH.unpack(head)
                     while left:
                         left -= connection.recv_into(memory[:left])
-                    connection.sendall(b"\n")
+                    connection.sendall(MOMENT.pack(now()))
 
     threading.Thread(target=serve, daemon=True).start()
     return int(listening.getsockname()[1])
@@ -138,9 +172,10 @@ def raw_socket() -> int:
 
 async def main() -> None:
     """Serves until the input ends."""
-    dispatcher = Dispatcher(IdleBackend())  # type: ignore[arg-type] - its faces have what it declares
+    backend = IdleBackend()
+    dispatcher = Dispatcher(backend)  # type: ignore[arg-type] - its faces have what it declares
     await dispatcher.start()
-    app = application(dispatcher)
+    app = application(Noting(dispatcher, backend.training))
     for handler in (opaque, plain, safetensors_body, pickled, echo):
         app.router.add_post(f"/reference/{handler.__name__}", handler)
     app_runner = runner(app)

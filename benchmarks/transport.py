@@ -3,17 +3,20 @@
     python benchmarks/transport.py             tables on the terminal
     python benchmarks/transport.py --write     and in docs/benchmarks.md
 
-Server and client are two processes on this machine. remote_rl's time goes from the client's Batch
-to the answer of a forward_backward whose backend does nothing: the client's checks, digest, frame,
-HTTP, the server's validation, the dispatcher's order, and the result.
+Server and client are two processes on this machine. Two times are taken of each way. "Held": from
+the client's Batch to the moment at which the server holds it validated, in the dispatcher's hands,
+by the clock that both processes share; of the other ways, to the moment at which the server holds
+the bytes, or the tensors. "There and back": to the answer, which for remote_rl is the result of a
+forward_backward whose backend does nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import pickle
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -21,6 +24,7 @@ import numpy as np
 from reference import Bare, RawSocket, alternating, in_pieces, paired_ratio, serving
 from report import publish, table
 from safetensors.numpy import save as save_safetensors
+from served import now
 
 from remote_rl import Batch, Ragged, Session, connect, losses
 from remote_rl.wire import encode
@@ -87,6 +91,10 @@ def padded(batch: Batch) -> dict[str, Any]:
     }
 
 
+#: takes a way to the server; the moment at which the server held what was sent
+Way = Callable[[], float]
+
+
 class Comparison:
     """All ways of one batch to the server, each with a connection of its own."""
 
@@ -99,62 +107,86 @@ class Comparison:
         self.tensors = padded(batch)
         self.padded_nbytes = sum(tensor.nbytes for tensor in self.tensors.values())
 
-    def remote_rl(self) -> Callable[[], Any]:
+    def remote_rl(self) -> Way:
         """From a Batch to the answer to it."""
         batch, loss = fresh(self.batch), losses.PPO()
 
-        def measured() -> None:
+        def measured() -> float:
             result = self.session.training.forward_backward(batch, loss).result()
             assert result.value == batch.tokens
+            return result.metrics["held"]
 
         return measured
 
-    def opaque(self) -> Callable[[], Any]:
+    def opaque(self) -> Way:
         """As many bytes, by the same client and server, in the same pieces."""
         blob = bytes(self.blob)
         return lambda: self._post("opaque", in_pieces(blob), blob)
 
-    def plain(self) -> Callable[[], Any]:
+    def plain(self) -> Way:
         """As many bytes as one object, read whole: what aiohttp does when told nothing."""
         blob = bytes(self.blob)
         return lambda: self._post("plain", blob, blob)
 
-    def raw_socket(self) -> Callable[[], Any]:
+    def raw_socket(self) -> Way:
         """As many bytes through a socket into memory that is there already."""
         blob = bytes(self.blob)
         return lambda: self.raw.send(blob)
 
-    def safetensors(self) -> Callable[[], Any]:
+    def safetensors(self) -> Way:
         """From padded arrays to padded arrays, without a check of what they hold."""
         tensors = self._tensors()
 
-        def measured() -> None:
+        def measured() -> float:
             body = save_safetensors(tensors)
-            self._post("safetensors_body", in_pieces(body), body)
+            return self._post("safetensors_body", in_pieces(body), body)
 
         return measured
 
-    def pickle(self) -> Callable[[], Any]:
+    def pickle(self) -> Way:
         """From padded arrays to padded arrays, protocol 5, without a check."""
         tensors = self._tensors()
 
-        def measured() -> None:
+        def measured() -> float:
             body = pickle.dumps(tensors, protocol=5)
-            self._post("pickled", in_pieces(body), body)
+            return self._post("pickled", in_pieces(body), body)
 
         return measured
 
     def _tensors(self) -> dict[str, Any]:
         return {name: tensor.copy() for name, tensor in self.tensors.items()}
 
-    def _post(self, name: str, data: Any, body: bytes) -> None:
-        self.bare[name].post(f"/reference/{name}", data, len(body))
+    def _post(self, name: str, data: Any, body: bytes) -> float:
+        answer = self.bare[name].post(f"/reference/{name}", data, len(body))
+        return float(json.loads(answer)["held"])
 
     def close(self) -> None:
         """Ends all connections."""
         for bare in self.bare.values():
             bare.close()
         self.raw.close()
+
+
+def both_times(
+    candidates: Mapping[str, Callable[[], Way]], rounds: int
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Of each candidate, the seconds until the server held what was sent, and there and back."""
+    held: dict[str, list[float]] = {name: [] for name in candidates}
+
+    def noting(name: str, prepare: Callable[[], Way]) -> Callable[[], Callable[[], None]]:
+        def prepared() -> Callable[[], None]:
+            way = prepare()
+
+            def measured() -> None:
+                began = now()
+                held[name].append(way() - began)
+
+            return measured
+
+        return prepared
+
+    back = alternating({name: noting(name, each) for name, each in candidates.items()}, rounds)
+    return {name: (held[name][-rounds:], seconds) for name, seconds in back.items()}
 
 
 def compare(title: str, comparison: Comparison, rounds: int) -> str:
@@ -173,22 +205,33 @@ def compare(title: str, comparison: Comparison, rounds: int) -> str:
     }
     rows = []
     for candidates in (bytes_of_own, bytes_of_padded):
-        taken = alternating(candidates, rounds)
-        own = next(iter(taken.values()))
-        for name, seconds in taken.items():
+        taken = both_times(candidates, rounds)
+        own_held, own_back = next(iter(taken.values()))
+        for name, (held, back) in taken.items():
             nbytes = comparison.padded_nbytes if "padded" in name else comparison.nbytes
-            median = statistics.median(seconds)
+            median = statistics.median(held)
             rows.append(
                 (
                     name,
                     f"{nbytes / 1e6:.1f}",
                     f"{median * 1e3:.2f}",
-                    f"{min(seconds) * 1e3:.2f}",
+                    f"{min(held) * 1e3:.2f}",
                     f"{nbytes / median / 1e9:.2f}",
-                    f"{paired_ratio(seconds, own):.2f}",
+                    f"{paired_ratio(held, own_held):.2f}",
+                    f"{statistics.median(back) * 1e3:.2f}",
+                    f"{paired_ratio(back, own_back):.2f}",
                 )
             )
-    head = ("", "MB", "ms, median", "ms, least", "GB/s", "time / remote_rl's")
+    head = (
+        "",
+        "MB",
+        "held: ms, median",
+        "ms, least",
+        "GB/s",
+        "/ remote_rl's",
+        "there and back: ms",
+        "/ remote_rl's",
+    )
     batch, ratio = comparison.batch, comparison.padded_nbytes / comparison.nbytes
     return (
         f"**{title}**: {len(batch)} responses over {len(batch.prompts)} prompts, "
