@@ -1,7 +1,7 @@
 """Shim (loop side, above the client): outputs that an earlier forward returned, by their rows.
 
-Imports numpy and remote_rl. verl computes old logprobs right before an update, so those of
-the first mini-batch are the current policy's, and a loss that runs here needs no other forward.
+Imports numpy and remote_rl. Frameworks compute old logprobs right before an update, so those of the
+first mini-batch are the current policy's, and a loss that runs here needs no other forward.
 """
 
 from __future__ import annotations
@@ -15,30 +15,37 @@ from remote_rl import Batch, Outputs
 
 
 class KnownOutputs:
-    """What the last forward of the current policy returned, by prompt, response and temperature
-    of each row: mini-batches are other selections and orders of the same rows."""
+    """What forwards of the current policy returned, by prompt, response and temperature of each
+    row: mini-batches are other selections and orders of the rows of one forward, or the very
+    mini-batches that forwards were made of."""
 
     def __init__(self) -> None:
-        self._rows: dict[bytes, int] = {}
-        self._outputs: Outputs | None = None
+        self._held: list[tuple[dict[bytes, int], Outputs]] = []
 
     def remember(self, batch: Batch, outputs: Outputs) -> None:
-        """Keeps `outputs`, of a forward of `batch`, instead of what was kept before."""
-        self._rows = {key: row for row, key in enumerate(_keys(batch))}
-        self._outputs = outputs
+        """Keeps `outputs`, of a forward of `batch`, beside those of the same weights and other
+        rows; all others are forgotten."""
+        rows = {key: row for row, key in enumerate(_keys(batch))}
+        self._held = [
+            (held, before)
+            for held, before in self._held
+            if before.version == outputs.version and not held.keys() <= rows.keys()
+        ]
+        self._held.append((rows, outputs))
 
     def of(self, batch: Batch, names: frozenset[str], version: int | None) -> Outputs | None:
         """The outputs `names` of the rows of `batch`, Ragged[n] float32 each, as the weights of
-        `version` gave them; None where any of it is not known, or the version is None."""
-        held = self._outputs
-        if held is None or held.version != version or not names <= set(held.values):
-            return None
-        found = [self._rows.get(key) for key in _keys(batch)]
-        rows = [row for row in found if row is not None]
-        if len(rows) < len(found):
-            return None
-        values = {name: held.values[name].select(np.array(rows, np.int64)) for name in names}
-        return Outputs(values=values, version=held.version)
+        `version` gave them in one forward; None where any of it is not known, or the version is
+        None."""
+        keys = list(_keys(batch))
+        for known, held in self._held:
+            if held.version != version or not names <= set(held.values):
+                continue
+            if all(key in known for key in keys):
+                rows = np.array([known[key] for key in keys], np.int64)
+                values = {name: held.values[name].select(rows) for name in names}
+                return Outputs(values=values, version=held.version)
+        return None
 
 
 def _keys(batch: Batch) -> Iterator[bytes]:

@@ -20,9 +20,10 @@ from . import NAME, failures
 from .config import check
 from .driver import attach
 from .llm_client import RemoteLLMClient
+from .lost import LOST, run_lost
 from .metrics import STEP_NAMES
 from .pools import RemotePools
-from .watch import Watch, between_looks
+from .watch import Watch, between_looks, looking_every
 from .worker import ForwardingWorker
 
 _ACTOR_ROLES = (Role.Actor, Role.ActorRollout, Role.ActorRolloutRef, Role.RefPolicy)
@@ -56,7 +57,8 @@ class AttachedTrainer(PPOTrainer):
             raise
 
     def fit(self, agent_loop_manager: Any) -> None:
-        """As verl's; the run is given back at the end, whatever the end is."""
+        """As verl's; the run is given back at the end, whatever the end is. Raises `RunLostError`
+        with the last checkpoint where there is no run any more."""
         assert self._driver is not None  # init attached it
         # a manager of the user's own may have none
         workers = getattr(agent_loop_manager, "agent_loop_workers", ())
@@ -64,20 +66,27 @@ class AttachedTrainer(PPOTrainer):
         self._watch.over("a reward worker", self.get_reward_handles() or ())
         with self._driver:
             try:
-                super().fit(agent_loop_manager)
-                self._clear()
-            except errors.RemoteRLError:
-                raise
-            except Exception as error:
-                # without generations verl itself may stop first, for another reason
-                failures.raise_reported(cause=error)
-                raise
+                self._fit(agent_loop_manager)
+            except LOST as error:
+                raise run_lost(self.config, error) from error
+
+    def _fit(self, agent_loop_manager: Any) -> None:
+        try:
+            super().fit(agent_loop_manager)
+            self._clear()
+        except errors.RemoteRLError:
+            raise
+        except Exception as error:
+            # without generations verl itself may stop first, for another reason
+            failures.raise_reported(cause=error)
+            raise
 
     def _clear(self) -> None:
         """Removes from the run what only the training needed."""
 
     def _build_replay_buffer(self) -> Any:
-        return between_looks(super()._build_replay_buffer(), self._check_members)
+        replay_buffer = looking_every(super()._build_replay_buffer(), self._options.poll_seconds)
+        return between_looks(replay_buffer, self._check_members)
 
     def _check_members(self) -> None:
         failures.raise_reported()

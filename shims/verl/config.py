@@ -5,22 +5,23 @@ Imports verl, omegaconf, remote_rl and the table of keys.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator
+from functools import partial
 from typing import Any
 
-import attrs
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.utils.import_utils import import_external_libs
 
 from remote_rl import errors
 
+from ..common.rules import Table, find, refuse, refuse_unknown, refuse_values, sections
 from . import ASYNC_NAME, NAME
-from .keys import CLOSED, TABLE, find, plain, sections, siblings
+from .keys import CLOSED, TABLE
 from .losses import check_loss
 from .optimizer import constants
 from .options import PATH, Options
-from .rules import SEPARATE_ASYNC, SYNC, Not, Only, Rule, in_mode
+from .rules import SEPARATE_ASYNC, SYNC
 
 __all__ = ["Options", "check", "check_keys"]
 
@@ -28,18 +29,7 @@ _ACTOR = "actor_rollout_ref.actor"
 _CORRECTION = "algorithm.rollout_correction"
 _ROLLOUT = "actor_rollout_ref.rollout"
 
-Table = Mapping[str, Rule]
 _Leaf = tuple[str, DictConfig, str]
-
-
-@attrs.frozen
-class _Refusal:
-    path: str
-    value: Any
-    because: str
-
-    def __str__(self) -> str:
-        return f"{self.path}={self.value!r} is not supported with {NAME}: {self.because}"
 
 
 def check(config: DictConfig, table: Table = TABLE) -> Options:
@@ -51,7 +41,7 @@ def check(config: DictConfig, table: Table = TABLE) -> Options:
     # such a library may register losses of its own
     import_external_libs(config.actor_rollout_ref.model.get("external_lib"))
     check_keys(config, table)
-    for refuse in (
+    for check_one in (
         _check_advantages,
         _check_checkpoint_contents,
         _check_correction,
@@ -59,7 +49,7 @@ def check(config: DictConfig, table: Table = TABLE) -> Options:
         _check_reward_model,
         _check_rollout,
     ):
-        refuse(config)
+        check_one(config)
     actor = config.actor_rollout_ref.actor
     check_loss(actor)
     constants(actor.optim)
@@ -74,11 +64,8 @@ def check(config: DictConfig, table: Table = TABLE) -> Options:
 def check_keys(config: DictConfig, table: Table = TABLE) -> None:
     """Refuses values that can't be honoured, all of them in one error, then unknown keys."""
     leaves = list(_leaves(config, sections(table)))
-    refusals = list(_refusals(leaves, table, mode_of(config)))
-    if refusals:
-        first, others = refusals[0], refusals[1:]
-        also = "".join(f"; also {each}" for each in others)
-        raise errors.UnsupportedError(f"{first}{also}", key=first.path)
+    reading = ((path, partial(_value, node, name)) for path, node, name in leaves)
+    refuse_values(reading, table, mode_of(config))
     estimators = {each.value for each in AdvantageEstimator}
     own_estimator = str(config.algorithm.adv_estimator) not in estimators
     for path, _, _ in leaves:
@@ -87,33 +74,13 @@ def check_keys(config: DictConfig, table: Table = TABLE) -> None:
             continue
         if section == "algorithm" and own_estimator:
             continue  # an advantage estimator that the user registered reads its own keys there
-        raise errors.UnsupportedError(
-            f"{path} is not known to {NAME}; "
-            f"{errors.nearest(path.rpartition('.')[2], siblings(path, table))}, or leave it out",
-            key=path,
-        )
+        refuse_unknown(path, table, NAME)
 
 
 def mode_of(config: DictConfig) -> str:
     """verl's name of the mode that the shim's trainer mode stands for."""
     given = OmegaConf.select(config, "trainer.v1.trainer_mode", default=None)
     return SEPARATE_ASYNC if given in (ASYNC_NAME, SEPARATE_ASYNC) else SYNC
-
-
-def _refusals(leaves: Iterable[_Leaf], table: Table, mode: str) -> Iterator[_Refusal]:
-    for path, node, name in leaves:
-        rule = find(path, table)
-        rule = None if rule is None else in_mode(rule, mode)
-        if not isinstance(rule, (Only, Not)):
-            continue
-        value = _value(node, name)
-        if (plain(value) in rule.values) is isinstance(rule, Only):
-            continue
-        advice = ""
-        if isinstance(rule, Only):
-            legal = " or ".join(map(repr, rule.values))
-            advice = f"; set it to {legal}" if legal else "; leave it out"
-        yield _Refusal(path, value, rule.because + advice)
 
 
 def _leaves(node: DictConfig, inner: Collection[str], path: str = "") -> Iterator[_Leaf]:
@@ -143,14 +110,14 @@ def _check_advantages(config: DictConfig) -> None:
     estimator = config.algorithm.adv_estimator
     critic = OmegaConf.select(config, "critic.enable", default=None)
     if critic is None and estimator == "gae":
-        _refuse(
+        refuse(
             "algorithm.adv_estimator",
             "gae",
             "it needs a critic and a run holds one model, the policy; set grpo or another "
             "estimator without values",
         )
     if "optimal_token_baseline" in str(estimator):
-        _refuse(
+        refuse(
             "algorithm.adv_estimator", estimator, "no backend declares the output sum_pi_squared"
         )
 
@@ -162,9 +129,9 @@ def _check_checkpoint_contents(config: DictConfig) -> None:
         contents = list(checkpoint[key])
         for name in contents:
             if name not in ("model", "optimizer", "extra"):
-                _refuse(path, contents, f"{name!r} can't be written here; leave it out")
+                refuse(path, contents, f"{name!r} can't be written here; leave it out")
         if "model" not in contents:
-            _refuse(path, contents, "a server's checkpoint always holds the model; add 'model'")
+            refuse(path, contents, "a server's checkpoint always holds the model; add 'model'")
 
 
 def _check_correction(config: DictConfig) -> None:
@@ -174,15 +141,15 @@ def _check_correction(config: DictConfig) -> None:
     bypass = correction.get("bypass_mode")
     own_loss = config.actor_rollout_ref.actor.policy_loss.loss_mode == "bypass_mode"
     if bypass and not logprobs:
-        _refuse(f"{_CORRECTION}.bypass_mode", True, f"set {_ROLLOUT}.calculate_log_probs=True")
+        refuse(f"{_CORRECTION}.bypass_mode", True, f"set {_ROLLOUT}.calculate_log_probs=True")
     for key in ("rollout_is", "rollout_rs"):
         value = correction.get(key)
         if value is None:
             continue
         if not logprobs:
-            _refuse(f"{_CORRECTION}.{key}", value, f"set {_ROLLOUT}.calculate_log_probs=True")
+            refuse(f"{_CORRECTION}.{key}", value, f"set {_ROLLOUT}.calculate_log_probs=True")
         if bypass and not own_loss:
-            _refuse(
+            refuse(
                 f"{_CORRECTION}.{key}",
                 value,
                 "verl's V1 trainer does not read it in bypass mode; set "
@@ -194,7 +161,7 @@ def _check_correction(config: DictConfig) -> None:
 def _check_model_overrides(config: DictConfig) -> None:
     for key, value in (config.actor_rollout_ref.model.get("override_config") or {}).items():
         if key != "attn_implementation":  # another way to the same values
-            _refuse(
+            refuse(
                 f"actor_rollout_ref.model.override_config.{key}",
                 value,
                 "it changes the model, which is the server's; serve a model whose own "
@@ -205,7 +172,7 @@ def _check_model_overrides(config: DictConfig) -> None:
 def _check_reward_model(config: DictConfig) -> None:
     reward_model = OmegaConf.select(config, "reward.reward_model", default={})
     if reward_model.get("enable") and not reward_model.get("enable_resource_pool"):
-        _refuse(
+        refuse(
             "reward.reward_model.enable_resource_pool",
             False,
             "a reward model has no accelerators to share with the policy here; set it to True",
@@ -215,19 +182,15 @@ def _check_reward_model(config: DictConfig) -> None:
 def _check_rollout(config: DictConfig) -> None:
     rollout = config.actor_rollout_ref.rollout
     if rollout.temperature <= 0:
-        _refuse(
+        refuse(
             f"{_ROLLOUT}.temperature",
             rollout.temperature,
             "logprobs are trained at it; give a positive one",
         )
     mode = rollout.get("logprobs_mode", "processed_logprobs")
     if rollout.calculate_log_probs and mode != "processed_logprobs":
-        _refuse(
+        refuse(
             f"{_ROLLOUT}.logprobs_mode",
             mode,
             "logprobs are those at the sampling temperature; set processed_logprobs",
         )
-
-
-def _refuse(path: str, value: Any, because: str) -> None:
-    raise errors.UnsupportedError(str(_Refusal(path, value, because)), key=path)

@@ -10,18 +10,14 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import attrs
 from verl.workers.rollout.replica import TokenOutput
 
-from remote_rl import SamplingParams, errors
-from remote_rl.types import Sample
+from remote_rl import errors
 
+from ..common.drawing import draw
 from . import sessions
 from .options import Options
-from .sampling import Limits, continued, to_params, to_token_output
-
-#: worth another try: the engine failed, not the request or the run
-_TRANSIENT = (errors.BackendError, errors.StalledError)
+from .sampling import Limits, to_params, to_token_output
 
 
 class Generation:
@@ -75,31 +71,9 @@ class Generation:
             session_id=str(request_id) if "session_id" in self._hints else None,
             priority=priority if "priority" in self._hints else 0,
         )
-        return to_token_output(await self._whole(prompt, params), params)
-
-    async def _whole(self, prompt: list[int], params: SamplingParams) -> Sample:
-        sample = await self._sample(prompt, params)
-        while self._resumes and sample.finish_reason == "abort":
-            left = params.max_tokens - len(sample)
-            if left < 1:
-                return attrs.evolve(sample, finish_reason="length")
-            rest = await self._sample(
-                [*prompt, *sample.tokens.tolist()], attrs.evolve(params, max_tokens=left)
-            )
-            sample = continued(sample, rest)
-        return sample
-
-    async def _sample(self, prompt: list[int], params: SamplingParams) -> Sample:
         session = await asyncio.to_thread(sessions.member, self._handle)
-        for attempt in range(1, self._attempts + 1):
-            try:
-                groups = await session.sampling.generate([prompt], params)
-                return groups[0].samples[0]
-            except _TRANSIENT as error:
-                if attempt == self._attempts:
-                    error.add_note(f"after {attempt} attempts")
-                    raise
-        raise AssertionError("generation_attempts is at least 1")
+        sample = await draw(session, prompt, params, attempts=self._attempts, resumes=self._resumes)
+        return to_token_output(sample, params)
 
 
 def _refuse_extra(given: Mapping[str, Any]) -> None:

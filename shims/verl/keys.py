@@ -1,17 +1,17 @@
 """Shim (loop side, above the client): every configuration key the shim knows, by its full path.
 
-Imports the tables and the rules. A path that ends in ".*" speaks for everything below it that has
-no rule of its own; a path with others below it is a section. Whatever has no rule in the sections
-that say what runs remotely is refused by name at start-up (`config.check_keys`).
+Imports the tables and the rules, which say how a table is read. Whatever has no rule in the
+sections that say what runs remotely is refused by name at start-up (`config.check_keys`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
+from ..common.rules import Irrelevant, Only, Rule, Theirs, joined, under
 from . import keys_actor, keys_rollout, keys_trainer
-from .rules import CALLED, Irrelevant, Only, Rule, Verl, joined, under
+from .rules import CALLED
 
 _REPLAY: Final = "verl's Megatron engine alone reads it, and the server returns no routed experts"
 
@@ -26,7 +26,7 @@ OLDER: Mapping[str, Rule] = joined(
         )
         for part in ("actor", "ref")
     ),
-    under("data", (Verl(), "continuous_token.*")),
+    under("data", (Theirs(), "continuous_token.*")),
 )
 
 TABLE: Mapping[str, Rule] = joined(
@@ -39,37 +39,3 @@ TABLE: Mapping[str, Rule] = joined(
 #: sections where a key without a rule is refused; elsewhere it is the user's own, for verl or for
 #: code that the user plugs into verl
 CLOSED: Final = ("actor_rollout_ref", "algorithm")
-
-
-def find(path: str, table: Mapping[str, Rule] = TABLE) -> Rule | None:
-    """The rule of `path`: its own, else that of the nearest ".*" above it."""
-    if path in table:
-        return table[path]
-    section = path
-    while "." in section:
-        section = section.rpartition(".")[0]
-        if f"{section}.*" in table:
-            return table[f"{section}.*"]
-    return None
-
-
-def sections(table: Mapping[str, Rule] = TABLE) -> frozenset[str]:
-    """Every path that stands above rules."""
-    found = set()
-    for path in table:
-        while "." in path:
-            path = path.rpartition(".")[0]
-            found.add(path)
-    return frozenset(found)
-
-
-def siblings(path: str, table: Mapping[str, Rule] = TABLE) -> list[str]:
-    """The names known beside the last name of `path`."""
-    section, _, _ = path.rpartition(".")
-    below = [known[len(section) + 1 :] for known in table if known.startswith(f"{section}.")]
-    return sorted({each.partition(".")[0] for each in below} - {"*"})
-
-
-def plain(value: Any) -> Any:
-    """`value` as a rule's values are written: lists as tuples."""
-    return tuple(value) if isinstance(value, list) else value

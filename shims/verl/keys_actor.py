@@ -9,20 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from .rules import (
-    CALLED,
-    FILLED,
-    LAYOUT,
-    PRECISION,
-    UNREAD,
-    Irrelevant,
-    Mapped,
-    Only,
-    Rule,
-    Verl,
-    joined,
-    under,
-)
+from ..common.rules import Irrelevant, Mapped, Only, Rule, Theirs, joined, under
+from .rules import CALLED, FILLED, LAYOUT, PRECISION, UNREAD
 
 _ACTOR: Final = "actor_rollout_ref.actor"
 _REF: Final = "actor_rollout_ref.ref"
@@ -179,7 +167,7 @@ _MODEL_KEYS = under(
     (Mapped("its tokenizer and generation config are read here, its weights are not"), "path"),
     (Mapped("imported here and in the worker, for the losses it registers"), "external_lib"),
     (
-        Verl(),
+        Theirs(),
         "hf_config_path tokenizer_path use_shm trust_remote_code custom_chat_template "
         "load_tokenizer",
     ),

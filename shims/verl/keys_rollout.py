@@ -8,22 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from ..common.rules import Irrelevant, Mapped, Only, Rule, Theirs, joined, under
 from . import NAME
-from .rules import (
-    CALLED,
-    LAYOUT,
-    PRECISION,
-    REMOTE_LAYOUT,
-    UNREAD,
-    ByMode,
-    Irrelevant,
-    Mapped,
-    Only,
-    Rule,
-    Verl,
-    joined,
-    under,
-)
+from .rules import CALLED, LAYOUT, PRECISION, REMOTE_LAYOUT, UNREAD, by_mode
 
 _ROLLOUT: Final = "actor_rollout_ref.rollout"
 
@@ -48,7 +35,7 @@ _OWN_KEYS = under(
     (Mapped("how many responses a prompt gets, one request each, by verl's agent loop"), "n"),
     (Mapped("the options of the shim itself"), f"engine_kwargs.{NAME}"),
     (Only(({},), _ENGINES), "engine_kwargs.vllm engine_kwargs.sglang engine_kwargs.trtllm"),
-    (Verl(), "mode custom disable_log_stats"),
+    (Theirs(), "mode custom disable_log_stats"),
     (
         LAYOUT,
         "gpu_memory_utilization standalone_gpu_memory_utilization enforce_eager "
@@ -98,14 +85,14 @@ _OWN_KEYS = under(
         "checkpoint_manager_class",
     ),
     (
-        ByMode(
+        by_mode(
             sync=Only((0,), "standalone rollout nodes belong to the separate_async mode"),
             separate_async=Only((1,), _ONE_REPLICA),
         ),
         "nnodes",
     ),
     (
-        ByMode(
+        by_mode(
             sync=Irrelevant("verl reads it for standalone rollout nodes only"),
             separate_async=Only((1,), _ONE_REPLICA),
         ),
@@ -127,7 +114,7 @@ _NESTED_KEYS = under(
         "val_kwargs.do_sample",
     ),
     (
-        Verl(),
+        Theirs(),
         "multi_turn.max_assistant_turns multi_turn.tool_config_path multi_turn.function_tool_path "
         "multi_turn.max_user_turns multi_turn.max_parallel_calls "
         "multi_turn.max_tool_response_length multi_turn.tool_response_truncate_side "
@@ -143,7 +130,7 @@ _NESTED_KEYS = under(
         "multi_turn.num_repeat_rollouts",
     ),
     (
-        Verl(),
+        Theirs(),
         "agent.num_workers agent.default_agent_loop agent.agent_loop_config_path "
         "agent.agent_loop_manager_class",
     ),
@@ -152,12 +139,12 @@ _NESTED_KEYS = under(
         "agent.custom_async_server.path agent.custom_async_server.name",
     ),
     (
-        Verl(),
+        Theirs(),
         "trace.project_name trace.experiment_name trace.backend trace.token2text "
         "trace.max_samples_per_step_per_worker",
     ),
     (
-        ByMode(
+        by_mode(
             sync=Only(("naive",), "weights go from trainer to sampler on the server"),
             separate_async=Only((NAME,), "weights go from trainer to sampler on the server"),
         ),

@@ -9,21 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from ..common.rules import Irrelevant, Mapped, Not, Only, Rule, Theirs, joined, under
 from . import ASYNC_NAME, NAME
-from .rules import (
-    CALLED,
-    REMOTE_LAYOUT,
-    UNREAD,
-    ByMode,
-    Irrelevant,
-    Mapped,
-    Not,
-    Only,
-    Rule,
-    Verl,
-    joined,
-    under,
-)
+from .rules import CALLED, REMOTE_LAYOUT, UNREAD, by_mode
 
 _SEPARATE: Final = "trainer.v1.separate_async"
 _V1 = "verl's V1 trainer reads it nowhere"
@@ -38,12 +26,12 @@ _ALGORITHM_KEYS = under(
         "adv_estimator",
     ),
     (
-        Verl(),
+        Theirs(),
         "gamma lam norm_adv_by_std_in_grpo use_kl_in_reward kl_penalty kl_ctrl.type "
         "kl_ctrl.kl_coef kl_ctrl.horizon kl_ctrl.target_kl gdpo_reward_keys gdpo_reward_weights",
     ),
     (
-        Verl(),
+        Theirs(),
         "filter_groups.enable filter_groups.metric filter_groups.max_num_gen_batches "
         "filter_groups.max_inflight_gen_batches",
     ),
@@ -69,7 +57,7 @@ _ALGORITHM_KEYS = under(
 _TRAINER_KEYS = under(
     "trainer",
     (
-        Verl(),
+        Theirs(),
         "total_epochs total_training_steps project_name experiment_name logger "
         "log_val_generations rollout_data_dir validation_data_dir resume_from_path "
         "checkpoint_callback_class val_before_train val_only test_freq critic_warmup "
@@ -98,9 +86,9 @@ _TRAINER_KEYS = under(
         "v1.trainer_mode",
     ),
     (_OTHER_MODE, "v1.colocate_async.num_warmup_batches"),
-    (Verl(), "v1.sync.*"),
+    (Theirs(), "v1.sync.*"),
     (
-        Verl(),
+        Theirs(),
         "v1.sampler.max_off_policy_threshold v1.sampler.max_off_policy_strategy "
         "v1.sampler.sync_refill_failed_groups v1.sampler.custom_sampler.path "
         "v1.sampler.custom_sampler.name v1.sampler.sampler_kwargs",
@@ -109,10 +97,10 @@ _TRAINER_KEYS = under(
 
 _SEPARATE_KEYS = under(
     _SEPARATE,
-    (ByMode(sync=_OTHER_MODE, separate_async=Verl()), "num_warmup_batches parameter_sync_step"),
+    (by_mode(sync=_OTHER_MODE, separate_async=Theirs()), "num_warmup_batches parameter_sync_step"),
     (CALLED, "hybrid_rollout._target_"),
     (
-        ByMode(
+        by_mode(
             sync=_OTHER_MODE,
             separate_async=Only((False,), "it lends verl's own idle accelerators to the rollout"),
         ),
@@ -129,7 +117,7 @@ _SEPARATE_KEYS = under(
 _DATA_KEYS = under(
     "data",
     (
-        Verl(),
+        Theirs(),
         "use_shm train_files val_files train_max_samples val_max_samples prompt_key reward_fn_key "
         "train_batch_size gen_batch_size val_batch_size tool_config_path function_tool_path "
         "return_raw_chat return_full_prompt shuffle seed dataloader_num_workers "
@@ -154,7 +142,7 @@ _OTHER_KEYS = joined(
     under(
         "actor_rollout_ref",
         (
-            ByMode(
+            by_mode(
                 sync=Only((True,), "False belongs to the separate_async mode"),
                 separate_async=Only((False,), "verl has no accelerators of its own here"),
             ),
@@ -182,15 +170,15 @@ _OTHER_KEYS = joined(
             Mapped("a reward model needs a pool of its own here: True wherever it is enabled"),
             "reward_model.enable_resource_pool",
         ),
-        (Verl(), "*"),
+        (Theirs(), "*"),
     ),
     # the older names of keys under reward, which verl moves there
-    under("custom_reward_function", (Verl(), "*")),
-    under("reward_model", (Verl(), "*")),
-    under("sandbox_fusion", (Verl(), "*")),
-    under("transfer_queue", (Verl(), "*")),
-    under("skip", (Verl(), "*")),
-    under("ray_kwargs", (Verl(), "*")),
+    under("custom_reward_function", (Theirs(), "*")),
+    under("reward_model", (Theirs(), "*")),
+    under("sandbox_fusion", (Theirs(), "*")),
+    under("transfer_queue", (Theirs(), "*")),
+    under("skip", (Theirs(), "*")),
+    under("ray_kwargs", (Theirs(), "*")),
 ).items()
 
 TABLE: Mapping[str, Rule] = joined(

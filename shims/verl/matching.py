@@ -15,6 +15,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from remote_rl import RunInfo, errors
 
+from ..common.offers import Need, check_offers, check_vocabulary, missing_end_ids, sampling_needs
 from . import NAME
 from .config import Options
 from .losses import build_loss, is_named
@@ -26,14 +27,7 @@ _ROLLOUT = "actor_rollout_ref.rollout"
 def check_server(config: DictConfig, tokenizer: Any, info: RunInfo) -> None:
     """Raises `UnsupportedError`, naming verl's key, for the first thing the server lacks."""
     _check_model(config, tokenizer, info)
-    offered = info.capabilities
-    for kind, name, key in _needs(config):
-        if name not in getattr(offered, kind):
-            raise errors.UnsupportedError(
-                f"{key} needs {name!r} among the {kind.replace('_', ' ')} of backend "
-                f"{info.backend!r}, which offers {', '.join(sorted(getattr(offered, kind)))}",
-                key=key,
-            )
+    check_offers(info, _needs(config))
     if config.trainer.save_freq > 0 and not info.checkpoint_dir:
         raise errors.UnsupportedError(
             f"trainer.save_freq={config.trainer.save_freq} needs a server that can save; start it "
@@ -47,25 +41,16 @@ def end_token_ids(config: DictConfig, tokenizer: Any, info: RunInfo) -> tuple[in
     does not end a response at by itself."""
     model = omega_conf_to_dataclass(config.actor_rollout_ref.model)
     generation = model.generation_config
-    ids = _as_ids(tokenizer.eos_token_id) + _as_ids(getattr(generation, "eos_token_id", None))
-    known = info.model.eos_token_ids
-    return tuple(dict.fromkeys(each for each in ids if each not in known))
-
-
-def _as_ids(value: Any) -> list[int]:
-    if value is None:
-        return []
-    return [value] if isinstance(value, int) else list(value)
+    return missing_end_ids(info, tokenizer.eos_token_id, getattr(generation, "eos_token_id", None))
 
 
 def _check_model(config: DictConfig, tokenizer: Any, info: RunInfo) -> None:
-    if len(tokenizer) > info.model.vocab_size:
-        raise errors.UnsupportedError(
-            f"the tokenizer of actor_rollout_ref.model.path={config.actor_rollout_ref.model.path} "
-            f"has {len(tokenizer)} tokens, the server's model {info.model.name!r} has "
-            f"{info.model.vocab_size}; serve the model that this tokenizer belongs to",
-            key="actor_rollout_ref.model.path",
-        )
+    check_vocabulary(
+        info,
+        len(tokenizer),
+        key="actor_rollout_ref.model.path",
+        path=config.actor_rollout_ref.model.path,
+    )
     rollout = config.actor_rollout_ref.rollout
     context = info.model.context_length
     longest = rollout.max_model_len or rollout.prompt_length + rollout.response_length
@@ -78,8 +63,7 @@ def _check_model(config: DictConfig, tokenizer: Any, info: RunInfo) -> None:
         )
 
 
-def _needs(config: DictConfig) -> Iterator[tuple[str, str, str]]:
-    """(field of Capabilities, name, verl's key that asks for it)."""
+def _needs(config: DictConfig) -> Iterator[Need]:
     actor = config.actor_rollout_ref.actor
     for name in ("forward", "forward_backward", "optim_step", "sync", "generate"):
         yield "operations", name, "trainer.v1.trainer_mode"
@@ -104,14 +88,14 @@ def _needs(config: DictConfig) -> Iterator[tuple[str, str, str]]:
     yield from _sampling_needs(config)
 
 
-def _decoupled_needs(config: DictConfig) -> Iterator[tuple[str, str, str]]:
+def _decoupled_needs(config: DictConfig) -> Iterator[Need]:
     correction = config.algorithm.get("rollout_correction") or {}
     if not correction.get("bypass_mode", False):
         for name in ("snapshot", "restore_snapshot", "drop_snapshot"):
             yield "operations", name, "algorithm.rollout_correction.bypass_mode"
 
 
-def _sampling_needs(config: DictConfig) -> Iterator[tuple[str, str, str]]:
+def _sampling_needs(config: DictConfig) -> Iterator[Need]:
     rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
     given = [(_ROLLOUT, rollout, rollout.calculate_log_probs)]
     if trainer.val_before_train or trainer.test_freq > 0:
@@ -120,8 +104,5 @@ def _sampling_needs(config: DictConfig) -> Iterator[tuple[str, str, str]]:
     for path, section, logprobs in given:
         asked = {name: section[name] for name in ("temperature", "top_p", "top_k")}
         params = to_params({**asked, "logprobs": logprobs}, prompt_tokens=1, limits=limits)
-        for name, default in (("temperature", 1.0), ("top_p", 1.0), ("top_k", None)):
-            if getattr(params, name) != default:
-                yield "sampling_options", name, f"{path}.{name}"
-        for name in params.outputs:
-            yield "sampling_outputs", name, f"{_ROLLOUT}.calculate_log_probs"
+        keys = {name: f"{path}.{name}" for name in asked}
+        yield from sampling_needs(params, keys, f"{_ROLLOUT}.calculate_log_probs")

@@ -1,11 +1,11 @@
 """Shim (loop side, above the client): verl's optimizer section as AdamW, with verl's own schedule.
 
-Imports torch, verl.utils.torch_functional and remote_rl.
+Imports torch, verl.utils.torch_functional, remote_rl and what all shims share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from verl.utils.torch_functional import (
 
 from remote_rl import AdamW, errors
 
+from ..common.schedules import Schedule
+
 _OPTIM = "actor_rollout_ref.actor.optim"
 _OVERRIDABLE = ("lr", "betas", "eps", "weight_decay")
 #: arguments of torch.optim.AdamW that choose an implementation of the same formula
@@ -24,45 +26,20 @@ _IMPLEMENTATIONS = ("foreach", "fused", "capturable")
 _FIXED = {"amsgrad": False, "maximize": False, "differentiable": False}
 
 
-class Optimizer:
+class Optimizer(Schedule):
     """AdamW for the next step, and the learning-rate schedule that moves it.
 
-    optim: verl's `FSDPOptimizerConfig`, its `total_training_steps` filled in by the trainer.
+    optim: verl's `FSDPOptimizerConfig`, its `total_training_steps` filled in by the trainer. It is
+    moved after the last mini-batch of an update.
     """
 
     def __init__(self, optim: Any) -> None:
         self._constants = constants(optim)
-        holder = torch.nn.Parameter(torch.zeros(1))  # a schedule needs an optimizer to move
-        lr = self._constants.pop("lr")
-        self._scheduled = torch.optim.SGD([holder], lr=lr)
-        self._schedule = _schedule(optim, self._scheduled)
-
-    @property
-    def lr(self) -> float:
-        """The learning rate of the next step."""
-        return float(self._schedule.get_last_lr()[0])
+        super().__init__(self._constants.pop("lr"), partial(_scheduler, optim))
 
     def adamw(self) -> AdamW:
         """The next step's optimizer."""
         return AdamW(lr=self.lr, **self._constants)
-
-    def advance(self) -> float:
-        """One step of the schedule, after the last mini-batch of an update; the new rate."""
-        self._scheduled.step()  # moves nothing, there is no gradient; torch wants this order
-        self._schedule.step()
-        return self.lr
-
-    def state(self) -> dict[str, Any]:
-        """The schedule's state as JSON values, for a checkpoint's metadata."""
-        return {
-            name: value
-            for name, value in self._schedule.state_dict().items()
-            if name in ("base_lrs", "last_epoch", "_step_count", "_last_lr")
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a checkpoint's schedule."""
-        self._schedule.load_state_dict({**self._schedule.state_dict(), **state})
 
 
 def constants(optim: Any) -> dict[str, Any]:
@@ -99,7 +76,7 @@ def _max_grad_norm(optim: Any) -> float:
     return float(value)
 
 
-def _schedule(optim: Any, scheduled: torch.optim.Optimizer) -> Any:
+def _scheduler(optim: Any, scheduled: torch.optim.Optimizer) -> Any:
     # as verl's FSDPEngine._build_lr_scheduler
     total, warmup = optim.total_training_steps, optim.lr_warmup_steps
     if warmup is None or warmup <= 0:

@@ -1,6 +1,6 @@
 """Shim (loop side, above the client): the shim's own options, inside verl's configuration.
 
-Imports attrs, omegaconf and remote_rl.
+Imports attrs, omegaconf, remote_rl and what all shims share.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ from omegaconf import DictConfig, OmegaConf
 
 from remote_rl import errors
 from remote_rl.requests import InFlight
-from remote_rl.types.fields import flag, integer, one_of, optional, text
+from remote_rl.types.fields import flag, integer, number, one_of, optional, text
 
+from ..common.options import build, option
 from . import NAME
 
 PATH: Final = f"actor_rollout_ref.rollout.engine_kwargs.{NAME}"
-MEANING: Final = "remote_rl.meaning"
-
-
-def _option(meaning: str, **arguments: Any) -> Any:
-    return attrs.field(metadata={MEANING: meaning}, **arguments)
+#: of verl's own replay buffers, unless a training says otherwise
+POLL_SECONDS: Final = 0.2
 
 
 @attrs.frozen(kw_only=True)
@@ -34,33 +32,40 @@ class Options:
     verl's: `+actor_rollout_ref.rollout.engine_kwargs.remote_rl.url=...` on the command line.
     """
 
-    url: str = _option("address that `remote-rl serve` printed", validator=text())
-    model: str | None = _option(
+    url: str = option("address that `remote-rl serve` printed", validator=text())
+    model: str | None = option(
         "name that the server must report; none accepts any",
         default=None,
         validator=optional(text()),
     )
-    start: str = _option(
+    start: str = option(
         "what a new training starts from: `base`, `current`, or a checkpoint's name on the server; "
         "its weights are also the reference policy, as those of `model.path` are in verl. A "
         "checkpoint that `trainer.resume_mode` finds is loaded on top of it",
         default="base",
         validator=text(),
     )
-    takeover: bool = _option(
+    takeover: bool = option(
         "revoke another driver's lease instead of waiting for it", default=False, validator=flag()
     )
-    generation_attempts: int = _option(
+    generation_attempts: int = option(
         "tries of one generation before the training is stopped",
         default=3,
         validator=integer(minimum=1),
     )
-    in_flight: Literal["keep", "wait", "abort"] = _option(
+    in_flight: Literal["keep", "wait", "abort"] = option(
         "what happens to generations that run while the sampler gets new weights: `keep` (they go "
         "on with them), `abort` (they end, and the asynchronous trainer continues them as new "
         "requests) or `wait` (they end first)",
         default="keep",
         validator=one_of(get_args(InFlight)),
+    )
+    poll_seconds: float | None = option(
+        "seconds between two looks of the trainer for finished rollouts; none: "
+        f"{POLL_SECONDS} with verl's own replay buffers, which say 2 and have no key for it, and "
+        "what a `trainer.v1.sampler.custom_sampler` itself says",
+        default=None,
+        validator=optional(number(above=0)),
     )
     #: the driver's, written by the trainer for the other processes
     handle: Mapping[str, Any] | None = None
@@ -82,20 +87,4 @@ class Options:
             raise errors.InvalidRequestError(
                 f"{PATH}.url is missing; give the address that `remote-rl serve` printed"
             )
-        known = [field.name for field in attrs.fields(cls)]
-        for name in given:
-            if name not in known:
-                raise errors.InvalidRequestError(
-                    f"{PATH}.{name} does not exist; {errors.nearest(str(name), public())}"
-                )
-        try:
-            return cls(**given)
-        except errors.InvalidRequestError as error:
-            raise errors.InvalidRequestError(
-                f"{PATH}.{str(error).removeprefix(f'{cls.__name__}.')}"
-            ) from None
-
-
-def public() -> list[str]:
-    """The options that a user may set."""
-    return [field.name for field in attrs.fields(Options) if MEANING in field.metadata]
+        return build(cls, given, PATH)

@@ -1,98 +1,21 @@
-"""Shim (loop side, above the client): what can be said of one key of verl's configuration.
+"""Shim (loop side, above the client): rules that verl's keys share.
 
-Imports attrs only. Every key that `keys.TABLE` knows has one of these rules; a key that it doesn't
-know is refused by name at start-up (`config.check_keys`), so that nothing is silently ignored.
+Imports the rules of all shims. `keys` says how the tables are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
-import attrs
+from ..common.rules import ByMode, Irrelevant, Only, Rule
 
 SYNC: Final = "sync"
 SEPARATE_ASYNC: Final = "separate_async"
 
 
-@attrs.frozen
-class Mapped:
-    """The shim translates it, every value or those that the note names.
-
-    how: what becomes of it.
-    """
-
-    how: str
-
-
-@attrs.frozen
-class Verl:
-    """verl itself acts on it, above the hooks that the shim fills, as with any engine."""
-
-
-@attrs.frozen
-class Irrelevant:
-    """No value of it changes what is trained, sampled or saved here.
-
-    because: why not.
-    """
-
-    because: str
-
-
-@attrs.frozen
-class Only:
-    """Only these values can be honoured; any other is refused by the key's name.
-
-    values: the legal ones, none where the key has to be left out. because: why no other is, and
-    what to do.
-    """
-
-    values: tuple[Any, ...]
-    because: str
-
-
-@attrs.frozen
-class Not:
-    """Every value but these can be honoured. values and because: as in `Only`."""
-
-    values: tuple[Any, ...]
-    because: str
-
-
-@attrs.frozen
-class ByMode:
+def by_mode(*, sync: Rule, separate_async: Rule) -> ByMode:
     """Another rule in each mode of verl's V1 trainer."""
-
-    sync: Rule
-    separate_async: Rule
-
-
-Rule = Mapped | Verl | Irrelevant | Only | Not | ByMode
-
-
-def in_mode(rule: Rule, mode: str) -> Rule:
-    """The rule that holds in `mode`, "sync" or "separate_async"."""
-    if isinstance(rule, ByMode):
-        return rule.sync if mode == SYNC else rule.separate_async
-    return rule
-
-
-def under(section: str, *groups: tuple[Rule, str]) -> Iterable[tuple[str, Rule]]:
-    """(path, rule) of the keys of a section, named in one string a rule."""
-    for rule, names in groups:
-        for name in names.split():
-            yield f"{section}.{name}", rule
-
-
-def joined(*parts: Iterable[tuple[str, Rule]]) -> dict[str, Rule]:
-    """One table of several; a path that is named twice is an `AssertionError`."""
-    table: dict[str, Rule] = {}
-    for part in parts:
-        for path, rule in part:
-            assert path not in table, f"{path} has two rules"
-            table[path] = rule
-    return table
+    return ByMode({SYNC: sync, SEPARATE_ASYNC: separate_async})
 
 
 LAYOUT = Irrelevant(

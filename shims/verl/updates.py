@@ -18,12 +18,13 @@ from remote_rl import AdamW, Operation, Outputs, Session, Work
 from remote_rl.losses import Cotangents
 from remote_rl.types import Batch, ForwardBackwardResult, OptimStepResult
 
+from ..common.derivatives import OwnLoss
+from ..common.known_outputs import KnownOutputs
 from .batches import counted_tokens, ragged, scalar, to_batch, to_sequences
-from .known_outputs import KnownOutputs
 from .losses import build_loss, is_named
 from .metrics import Meter, collect, mini_batch_metrics
 from .optimizer import Optimizer
-from .own_losses import OwnLoss, evaluate_own_loss, needed_outputs
+from .own_losses import evaluate_own_loss, needed_outputs
 
 log = logging.getLogger("remote_rl.shims.verl")
 

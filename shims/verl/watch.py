@@ -1,7 +1,9 @@
-"""Shim (loop side, above the client): what the trainer looks at while it waits for rollouts.
+"""Shim (loop side, above the client): what the trainer looks at while it waits for rollouts, and
+how often.
 
-Imports ray and remote_rl. verl's trainer polls for finished rollouts and looks at nothing else, so
-it would wait for ever for those of a process that has died.
+Imports ray, verl's replay buffers, remote_rl and the shim's options. verl's trainer polls for
+finished rollouts and looks at nothing else, so it would wait for ever for those of a process that
+has died.
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import ray
+from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from remote_rl import errors
+
+from .options import PATH, POLL_SECONDS
 
 
 class Watch:
@@ -60,4 +65,22 @@ def between_looks(replay_buffer: Any, check: Callable[[], None]) -> Any:
             return wait(*arguments)
 
         replay_buffer._wait_for_next_poll = check_and_wait
+    return replay_buffer
+
+
+def looking_every(replay_buffer: Any, seconds: float | None) -> Any:
+    """The same replay buffer, which looks for finished rollouts every so many seconds. None: as
+    often as the shim thinks right where it is verl's own, else as often as its class says.
+
+    Raises `UnsupportedError` where `seconds` is given and the class has no `poll_interval`.
+    """
+    if seconds is None and type(replay_buffer) not in (ReplayBuffer, ReplayBufferAsync):
+        return replay_buffer
+    if not hasattr(replay_buffer, "poll_interval"):
+        raise errors.UnsupportedError(
+            f"{PATH}.poll_seconds={seconds} is not supported with the replay buffer "
+            f"{type(replay_buffer).__qualname__}, which has no poll_interval as verl's has; leave "
+            "it out, or give trainer.v1.sampler.custom_sampler a subclass of verl's ReplayBuffer"
+        )
+    replay_buffer.poll_interval = POLL_SECONDS if seconds is None else seconds
     return replay_buffer

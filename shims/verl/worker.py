@@ -23,12 +23,12 @@ from verl.utils.profiler import DistProfiler, DistProfilerExtension
 
 from remote_rl import Session, errors
 
+from ..common.known_outputs import KnownOutputs
 from . import NAME, sessions
 from .aside import WeightsAside
 from .batches import scalar
 from .checkpoints import Checkpoints
 from .config import Options
-from .known_outputs import KnownOutputs
 from .losses import is_named
 from .metrics import Meter
 from .optimizer import Optimizer

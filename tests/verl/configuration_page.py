@@ -5,25 +5,15 @@ python tests/verl/configuration_page.py
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import sys
 from pathlib import Path
-from typing import Any
 
-import attrs
+sys.path.insert(0, str(Path(__file__).parents[1]))  # where it is run as a program
+
+import configuration_pages
 
 from shims.verl.keys import TABLE
-from shims.verl.options import MEANING, PATH, Options
-from shims.verl.rules import (
-    SEPARATE_ASYNC,
-    SYNC,
-    ByMode,
-    Irrelevant,
-    Mapped,
-    Not,
-    Only,
-    Rule,
-    Verl,
-)
+from shims.verl.options import PATH, Options
 
 PAGE = Path(__file__).parents[2] / "docs" / "verl-configuration.md"
 
@@ -56,71 +46,22 @@ Types are checked, and an unknown option is refused with the nearest one.
 |---|---|---|---|
 """
 
-#: sections of the page: (title, prefixes of its keys)
+#: sections of the page: (title, prefix of its keys)
 SECTIONS = (
-    ("Actor", ("actor_rollout_ref.actor",)),
-    ("Reference", ("actor_rollout_ref.ref",)),
-    ("Rollout", ("actor_rollout_ref.rollout",)),
-    ("Model", ("actor_rollout_ref.model",)),
-    ("Algorithm", ("algorithm",)),
-    ("Trainer", ("trainer",)),
-    ("Data", ("data",)),
-    ("The rest", ("",)),
+    ("Actor", "actor_rollout_ref.actor"),
+    ("Reference", "actor_rollout_ref.ref"),
+    ("Rollout", "actor_rollout_ref.rollout"),
+    ("Model", "actor_rollout_ref.model"),
+    ("Algorithm", "algorithm"),
+    ("Trainer", "trainer"),
+    ("Data", "data"),
+    ("The rest", ""),
 )
 
 
-def _code(values: Iterable[Any]) -> str:
-    return " or ".join(f"`{value!r}`" for value in values)
-
-
-def _said(rule: Rule) -> str:
-    match rule:
-        case Mapped(how):
-            return f"**mapped**: {how}"
-        case Verl():
-            return "**verl**"
-        case Irrelevant(because):
-            return f"**irrelevant**: {because}"
-        case Only((), because):
-            return f"**only** left out: {because}"
-        case Only(values, because):
-            return f"**only** {_code(values)}: {because}"
-        case Not(values, because):
-            return f"**not** {_code(values)}: {because}"
-        case ByMode(sync, separate_async):
-            return f"{SYNC}: {_said(sync)}. {SEPARATE_ASYNC}: {_said(separate_async)}"
-
-
-def _options() -> Iterator[str]:
-    for field in attrs.fields(Options):
-        if MEANING in field.metadata:
-            default = "(required)" if field.default is attrs.NOTHING else f"`{field.default!r}`"
-            kind = str(field.type).replace(" | ", " or ")
-            yield f"| `{field.name}` | {kind} | {default} | {field.metadata[MEANING]} |"
-
-
 def page() -> str:
-    """The whole page: keys of one section with the same rule share a row."""
-    parts = [HEAD, OPTIONS + "\n".join(_options()) + "\n"]
-    left = dict(TABLE)
-    for title, prefixes in SECTIONS:
-        rows: dict[str, list[str]] = {}
-        for path in [each for each in left if not prefixes[0] or _below(each, prefixes)]:
-            rows.setdefault(_said(left.pop(path)), []).append(_short(path, prefixes[0]))
-        where = f"Under `{prefixes[0]}`.\n\n" if prefixes[0] else ""
-        lines = [f"| {', '.join(names)} | {said} |" for said, names in rows.items()]
-        parts.append(
-            f"## {title}\n{where}| key | what becomes of it |\n|---|---|\n" + "\n".join(lines)
-        )
-    return "\n".join(parts).rstrip() + "\n"
-
-
-def _below(path: str, prefixes: Iterable[str]) -> bool:
-    return any(path.startswith(f"{prefix}.") for prefix in prefixes)
-
-
-def _short(path: str, prefix: str) -> str:
-    return f"`{path.removeprefix(f'{prefix}.') if prefix else path}`"
+    """The whole page."""
+    return configuration_pages.page(HEAD + "\n" + OPTIONS, Options, TABLE, SECTIONS, "verl")
 
 
 if __name__ == "__main__":

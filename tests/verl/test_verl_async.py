@@ -27,6 +27,7 @@ from verl_workload import asynchronous
 
 from remote_rl import AdamW, Batch, SamplingParams, Session, connect, errors, losses
 from remote_rl.types import Sample
+from shims.common.drawing import continued
 from shims.verl import ASYNC_NAME, failures, sessions
 from shims.verl.aside import WeightsAside
 from shims.verl.config import check
@@ -34,7 +35,6 @@ from shims.verl.delivery import ServerDelivery
 from shims.verl.generation import Generation
 from shims.verl.matching import check_server
 from shims.verl.replica import RemoteReplica
-from shims.verl.sampling import continued
 from shims.verl.trainer import RemoteAsyncTrainer, _without_info
 
 ROLLOUT = "actor_rollout_ref.rollout"

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from remote_rl import Session, connect, errors
-from shims.verl.checkpoints import MANIFEST, Checkpoints
+from shims.common.checkpoints import MANIFEST
+from shims.verl.checkpoints import Checkpoints
 
 SCHEDULE = {"last_epoch": 3, "_last_lr": [0.05]}
 EVERYTHING = ("model", "optimizer", "extra")

@@ -15,16 +15,18 @@ from verl.workers import config as worker_config
 from verl.workers.config.disaggregation import DisaggregationConfig
 
 from remote_rl import errors
+from shims.common.options import public
+from shims.common.rules import Not, Only, find, in_mode, sections
 from shims.verl import ASYNC_NAME
 from shims.verl.config import check, check_keys
-from shims.verl.keys import CLOSED, OLDER, TABLE, find, sections
-from shims.verl.options import Options, public
-from shims.verl.rules import SEPARATE_ASYNC, SYNC, Not, Only, in_mode
+from shims.verl.keys import CLOSED, OLDER, TABLE
+from shims.verl.options import Options
+from shims.verl.rules import SEPARATE_ASYNC, SYNC
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 OPTIONS = f"{ROLLOUT}.engine_kwargs.remote_rl"
 
-INNER = sections()
+INNER = sections(TABLE)
 
 #: what a training in verl's separate_async mode says besides
 ASYNC = (
@@ -102,11 +104,11 @@ def test_an_asynchronous_training_is_accepted(config: Callable[..., Any]) -> Non
 
 
 def test_every_key_of_verls_yaml_has_a_rule(stock_paths: set[str]) -> None:
-    assert not {path for path in stock_paths if find(path) is None}
+    assert not {path for path in stock_paths if find(path, TABLE) is None}
 
 
 def test_every_field_of_verls_dataclasses_has_a_rule() -> None:
-    assert not {path for path in of_dataclasses() if find(path) is None}
+    assert not {path for path in of_dataclasses() if find(path, TABLE) is None}
 
 
 def test_verl_has_every_key_of_the_table(stock_paths: set[str], stock_config: Any) -> None:
@@ -304,6 +306,8 @@ def test_an_unknown_key_gets_the_nearest_one(config: Callable[..., Any]) -> None
         (f"{OPTIONS}.url=''", r"engine_kwargs\.remote_rl\.url is missing"),
         (f"{OPTIONS}.urll=x", r"engine_kwargs\.remote_rl\.urll does not exist; .*'url'"),
         (f"{OPTIONS}.generation_attempts=0", r"engine_kwargs\.remote_rl\.generation_attempts must"),
+        (f"{OPTIONS}.poll_seconds=0", r"engine_kwargs\.remote_rl\.poll_seconds must .*> 0"),
+        (f"{OPTIONS}.poll_seconds=often", r"engine_kwargs\.remote_rl\.poll_seconds must"),
         (f"{OPTIONS}.takeover=maybe", r"engine_kwargs\.remote_rl\.takeover must"),
         (f"{OPTIONS}.handle={{}}", r"engine_kwargs\.remote_rl\.handle is written by the trainer"),
         (f"{OPTIONS}=http://127.0.0.1:7700", r"engine_kwargs\.remote_rl must be a block"),
@@ -327,6 +331,7 @@ def test_options_work_from_the_command_line() -> None:
         "takeover": True,
         "generation_attempts": 5,
         "in_flight": "abort",
+        "poll_seconds": 0.05,
     }
     with hydra.initialize_config_module("verl.trainer.config", version_base=None):
         composed = hydra.compose(
@@ -335,4 +340,4 @@ def test_options_work_from_the_command_line() -> None:
         )
     options = Options.of(composed.actor_rollout_ref.rollout)
     assert {name: getattr(options, name) for name in given} == given
-    assert set(given) == set(public())
+    assert set(given) == set(public(Options))

@@ -24,9 +24,9 @@ from verl.utils.config import validate_config
 from verl.utils.reward_score import default_compute_score
 
 from remote_rl.errors import InvalidRequestError, UnsupportedError
+from shims.common.rules import Irrelevant, Only, find
 from shims.verl.config import check
-from shims.verl.keys import find
-from shims.verl.rules import Irrelevant, Only
+from shims.verl.keys import TABLE
 
 FOLDER = Path(__file__).parents[2] / "examples" / "verl"
 LAUNCHERS = sorted(FOLDER.glob("*.sh"))
@@ -213,7 +213,7 @@ def test_a_line_of_a_local_script_is_refused_where_the_page_says_so(line: str, t
     """With every other line as the page wants it."""
     others = [each for a, b in migration() if a != line for each in line_for_line(a, b)]
     if told.startswith(("**stays**", "**may stay**")):
-        rule = find(line.partition("=")[0])
+        rule = find(line.partition("=")[0], TABLE)
         if not isinstance(rule, Only):  # such a rule says what may stay of several values
             assert isinstance(rule, Irrelevant) is told.startswith("**may stay**"), rule
         check(local_with([*others, line]))

@@ -27,8 +27,8 @@ from verl.workers.utils.padding import response_from_nested
 from verl_rows import VOCABULARY, Log, Run, jagged, random_rows, running
 
 from remote_rl import SamplingParams, connect, errors, losses
+from shims.common.checkpoints import MANIFEST
 from shims.verl import sessions
-from shims.verl.checkpoints import MANIFEST
 from shims.verl.config import check
 from shims.verl.generation import Generation
 from shims.verl.replica import RemoteReplica

@@ -102,6 +102,7 @@ def test_a_checkpoint_of_the_backend_loads_with_its_optimizer(backend: RemoteRun
         "actor_rollout_ref.actor.router_replay.mode=R3",
         "actor_rollout_ref.rollout.skip_rollout=true",
         "actor_rollout_ref.actor.entropy_cof=1",
+        "actor_rollout_ref.rollout.engine_kwargs.remote_rl.poll_seconds=0.1",
     ],
 )
 def test_what_can_not_be_honoured_is_refused_by_its_key(

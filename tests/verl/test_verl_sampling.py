@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
 import pytest
 
-from remote_rl import Sample, SamplingParams, errors
+from remote_rl import Group, Sample, SamplingParams, errors
+from shims.common.drawing import draw
 from shims.verl.sampling import Limits, to_params, to_token_output
 
 #: what verl's agent-loop worker passes for training
@@ -94,6 +96,45 @@ def test_end_ids_join_the_agent_loops_own_stop_ids() -> None:
     asked = params({**GIVEN, "stop_token_ids": [9, 1], "stop": "!"}, end_token_ids=(1, 2))
     assert asked.stop_token_ids == (9, 1, 2)
     assert asked.stop == ("!",)
+
+
+def test_min_tokens_and_include_stop_str_in_output_are_mapped() -> None:
+    # what every request of vLLM's shape may say
+    plain = {"min_tokens": 1, "include_stop_str_in_output": True}
+    asked = params({**GIVEN, **plain})
+    assert asked == SamplingParams(
+        temperature=0.9, max_tokens=6, min_tokens=1, outputs={"drawn_logprobs"}
+    ), "without stop strings there is nothing to include, and the server need not offer it"
+    asked = params({**GIVEN, **plain, "stop": ["!"]})
+    assert (asked.min_tokens, asked.stop, asked.include_stop) == (1, ("!",), True)
+    neutral = {"min_tokens": 0, "include_stop_str_in_output": False, "stop": ["!"]}
+    assert params({**GIVEN, **neutral}) == params({**GIVEN, "stop": ["!"]})
+
+
+def test_min_tokens_beyond_the_length_left_are_refused() -> None:
+    with pytest.raises(errors.InvalidRequestError, match=r"at most max_tokens=6, not 7"):
+        params({**GIVEN, "min_tokens": 7})
+
+
+def test_a_continued_response_needs_what_is_left_of_min_tokens() -> None:
+    parts = iter([sample(finish_reason="abort"), sample(finish_reason="abort"), sample()])
+    asked = []
+
+    class Session:
+        def __init__(self) -> None:
+            self.sampling = self
+
+        async def generate(self, prompts: Any, params: SamplingParams) -> Any:
+            asked.append((len(prompts[0]), params.min_tokens, params.max_tokens))
+            return (
+                Group(prompt=prompts[0], samples=[next(parts)], temperature=1.0, prompt_index=0),
+            )
+
+    given = SamplingParams(max_tokens=8, min_tokens=3)
+    session: Any = Session()
+    whole = asyncio.run(draw(session, [1], given, attempts=1, resumes=True))
+    assert asked == [(1, 3, 8), (3, 1, 6), (5, 0, 4)]
+    assert whole.tokens.tolist() == [5, 6] * 3
 
 
 def test_routing_hints_pass_through() -> None:

@@ -19,7 +19,7 @@ import verl_with_seam
 from verl_runs import connect_and_read, serve_mock
 from verl_workload import VOCABULARY, build_inputs
 
-from shims.verl.checkpoints import MANIFEST
+from shims.common.checkpoints import MANIFEST
 
 #: two mini-batches of two prompts each would need four prompts; the seam's run has two
 _SIZES = ("actor_rollout_ref.actor.ppo_mini_batch_size=1", "trainer.max_actor_ckpt_to_keep=2")

@@ -11,7 +11,7 @@ import pytest
 from verl_runs import Row, Trainings, connect_and_read, serve_mock
 from verl_workload import VOCABULARY
 
-from shims.verl.checkpoints import MANIFEST
+from shims.common.checkpoints import MANIFEST
 
 STEPS = 5
 

@@ -1,10 +1,12 @@
-"""While the trainer waits for rollouts it hears of failures and of processes that died."""
+"""While the trainer waits for rollouts it hears of failures and of processes that died; how often
+it looks is said by the shim's options."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +14,32 @@ import pytest
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from remote_rl import errors
-from shims.verl.watch import Watch, between_looks
+from shims.verl.options import POLL_SECONDS, Options
+from shims.verl.trainer import RemoteAsyncTrainer, RemoteTrainer
+from shims.verl.watch import Watch, between_looks, looking_every
+
+OPTIONS = "actor_rollout_ref.rollout.engine_kwargs.remote_rl"
 
 
-@pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
-def test_the_replay_buffer_asks_before_it_waits_again(kind: type[ReplayBuffer]) -> None:
-    asked: list[str] = []
-    buffer: Any = kind(
+class OwnReplayBuffer(ReplayBuffer):
+    """As a user's `custom_sampler`."""
+
+
+def replay_buffer(kind: type[ReplayBuffer], **more: Any) -> Any:
+    return kind(
         trainer_mode="any",
         trainer_config={},
         max_off_policy_threshold=None,
         max_off_policy_strategy="drop",
         sampler_kwargs={},
-        poll_interval=0.0,
+        **more,
     )
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
+def test_the_replay_buffer_asks_before_it_waits_again(kind: type[ReplayBuffer]) -> None:
+    asked: list[str] = []
+    buffer = replay_buffer(kind, poll_interval=0.0)
     assert between_looks(buffer, lambda: asked.append("asked")) is buffer
     began = time.time()
     assert buffer._wait_for_next_poll("train", began) == began
@@ -50,6 +64,42 @@ def test_what_is_raised_ends_the_waiting() -> None:
 
 def test_a_replay_buffer_of_another_kind_is_left_alone() -> None:
     assert vars(between_looks(Watch(), lambda: None)) == vars(Watch())
+
+
+@pytest.mark.parametrize("kind", [ReplayBuffer, ReplayBufferAsync])
+def test_verls_own_replay_buffer_looks_more_often_than_stock(kind: type[ReplayBuffer]) -> None:
+    stock = replay_buffer(kind).poll_interval
+    assert looking_every(replay_buffer(kind), None).poll_interval == POLL_SECONDS < stock
+    assert looking_every(replay_buffer(kind), stock).poll_interval == stock
+
+
+def test_a_custom_sampler_keeps_its_own_unless_told() -> None:
+    own = replay_buffer(OwnReplayBuffer, poll_interval=7.0)
+    assert looking_every(own, None).poll_interval == 7.0
+    assert looking_every(own, 0.5).poll_interval == 0.5
+
+
+def test_a_replay_buffer_without_an_interval_is_refused_where_one_is_given() -> None:
+    other: Any = object()
+    assert looking_every(other, None) is other
+    with pytest.raises(errors.UnsupportedError, match=r"remote_rl\.poll_seconds=0\.5 .* object,"):
+        looking_every(other, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("trainer", "kind"),
+    [(RemoteTrainer, ReplayBuffer), (RemoteAsyncTrainer, ReplayBufferAsync)],
+)
+def test_the_trainers_build_it_as_the_options_say(
+    config: Callable[..., Any], trainer: type[Any], kind: type[ReplayBuffer]
+) -> None:
+    stock_sampler = "trainer.v1.sampler.custom_sampler={path: null, name: null}"
+    training = config(stock_sampler, f"{OPTIONS}.poll_seconds=0.75")
+    built = trainer.__new__(trainer)  # what verl's __init__ sets needs the rest of a training
+    built.config, built.trainer_mode = training, trainer.verl_mode
+    built._options = Options.of(training.actor_rollout_ref.rollout)
+    buffer = built._build_replay_buffer()
+    assert (type(buffer), buffer.poll_interval) == (kind, 0.75)
 
 
 _WATCHING = """

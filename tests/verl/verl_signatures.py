@@ -44,6 +44,7 @@ BY_HAND = (
     "verl.checkpoint_engine:CheckpointEngineManager.replicas",
     "verl.experimental.agent_loop.agent_loop:AgentLoopManager.agent_loop_workers",
     "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._wait_for_next_poll",
+    "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer.poll_interval",
     "verl.trainer.ppo.v1.trainer_separate_async:PPOTrainerSeparateAsync.standalone_checkpoint_manager",
     "verl.utils.checkpoint.checkpoint_manager:BaseCheckpointManager.ensure_checkpoint_capacity",
     "verl.utils.checkpoint.checkpoint_manager:BaseCheckpointManager.previous_saved_paths",

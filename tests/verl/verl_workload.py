@@ -7,12 +7,23 @@ them; the command line that `main_ppo` is started with is here too.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 #: ids 0..: the end of a response, padding, and letters
 END, PADDING = "<end>", "<pad>"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 VOCABULARY = [PADDING, END, *LETTERS]
+#: a prompt of two letters that no other row has
+HOPELESS = "z z"
+#: of the training with a tool: few letters, calls of the tool, each of them one token, and the word
+#: that its answers begin with
+ANSWER = "<answer>"
+CALLS = {
+    f'<tool_call>{{"name":"next_letter","arguments":{{"letter":"{letter}"}}}}</tool_call>': letter
+    for letter in "abc"
+}
+TOOL_VOCABULARY = [PADDING, END, *LETTERS[:5], ANSWER, *CALLS]
 
 _TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
@@ -41,13 +52,29 @@ class QuickReplayBufferAsync(ReplayBufferAsync):
         super().__init__(*args, poll_interval=0.05, **kwargs)
 '''
 
+_TOOLS = f'''
+"""The tool of the tests."""
 
-def build_model_folder(folder: Path) -> Path:
+from verl.tools.function_tool import function_tool
+
+
+@function_tool
+def next_letter(letter: str) -> str:
+    """The letter that follows.
+
+    Args:
+        letter: any but the last.
+    """
+    return "{ANSWER} " + chr(ord(letter) + 1)
+'''
+
+
+def build_model_folder(folder: Path, vocabulary: Sequence[str] = VOCABULARY) -> Path:
     """A word-level tokenizer with a chat template and the config of a tiny model; no weights."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = {word: index for index, word in enumerate(VOCABULARY)}
+    words = {word: index for index, word in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token=PADDING))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     wrapped = PreTrainedTokenizerFast(
@@ -58,7 +85,7 @@ def build_model_folder(folder: Path) -> Path:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": len(VOCABULARY),
+        "vocab_size": len(vocabulary),
         "hidden_size": 8,
         "intermediate_size": 16,
         "num_hidden_layers": 1,
@@ -73,18 +100,42 @@ def build_model_folder(folder: Path) -> Path:
     return folder
 
 
-def build_parquet(path: Path, rows: int = 16) -> Path:
-    """Prompts of two letters each; the reward wants the second."""
+def build_model_with_weights(folder: Path, seed: int) -> Path:
+    """The same tokenizer, and a model of two layers with random float32 weights. Its heads are of
+    32: vLLM's attention on CPUs takes none smaller."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    build_model_folder(folder)
+    sizes = {"hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 2}
+    config = AutoConfig.from_pretrained(folder, num_attention_heads=4, head_dim=32, **sizes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "norm" not in name:
+                    parameter.normal_(std=0.1)  # large enough for the prompt to matter
+    model.save_pretrained(folder)
+    return folder
+
+
+def build_parquet(path: Path, rows: int = 16, *, hopeless_every: int | None = None) -> Path:
+    """Prompts of two letters each; the reward wants the second. hopeless_every: each so many rows
+    one whose prompt is HOPELESS, and for which no response gets a reward."""
     import pyarrow
     import pyarrow.parquet
 
     records = []
     for index in range(rows):
         first, wanted = LETTERS[index % 5], LETTERS[index % 3]
+        content = f"{first} {wanted}"
+        if hopeless_every is not None and index % hopeless_every == 0:
+            content, wanted = HOPELESS, "no letter"
         records.append(
             {
                 "data_source": "letters",
-                "prompt": [{"role": "user", "content": f"{first} {wanted}"}],
+                "prompt": [{"role": "user", "content": content}],
                 "reward_model": {"style": "rule", "ground_truth": wanted},
                 "extra_info": {"index": index},
             }
@@ -100,18 +151,20 @@ def written_inputs(folder: Path) -> dict[str, Path]:
         "data": folder / "letters.parquet",
         "reward": folder / "letter_reward.py",
         "sampler": folder / "quick_sampler.py",
+        "tools": folder / "letter_tools.py",
         "checkpoints": folder / "checkpoints",
         "metrics": folder / "metrics.jsonl",
     }
 
 
-def build_inputs(folder: Path) -> dict[str, Path]:
+def build_inputs(folder: Path, vocabulary: Sequence[str] = VOCABULARY) -> dict[str, Path]:
     """Everything the command line names, under `folder`."""
     inputs = written_inputs(folder)
-    build_model_folder(inputs["model"])
+    build_model_folder(inputs["model"], vocabulary)
     build_parquet(inputs["data"])
     inputs["reward"].write_text(_REWARD, encoding="utf-8")
     inputs["sampler"].write_text(_SAMPLER, encoding="utf-8")
+    inputs["tools"].write_text(_TOOLS, encoding="utf-8")
     return inputs
 
 

@@ -21,6 +21,7 @@ from remote_rl import Session, errors
 from .. import NAME, sessions
 from ..config import check
 from ..driver import attach
+from ..options import PATH, Options
 from .keys import TABLE
 
 
@@ -79,6 +80,7 @@ class RemoteRun(RemoteBackend):
             joined = SeamHandle.of(handle)
             return cls(sessions.member(joined.run), joined)
         options = check(main_config, TABLE)
+        _refuse_poll(options)
         model = omega_conf_to_dataclass(main_config.actor_rollout_ref.model)
         driver = attach(main_config, options, model.tokenizer)
         return cls(
@@ -116,3 +118,13 @@ class RemoteRun(RemoteBackend):
     def requires_single_forwarder(self) -> bool:
         """Yes: the one worker forwards whole batches, and the server spreads them."""
         return True
+
+
+def _refuse_poll(options: Options) -> None:
+    if options.poll_seconds is not None:
+        raise errors.UnsupportedError(
+            f"{PATH}.poll_seconds={options.poll_seconds} is not supported with "
+            f"trainer.remote_backend={NAME}: verl's own trainer builds its replay buffer there; "
+            "leave it out",
+            key=f"{PATH}.poll_seconds",
+        )

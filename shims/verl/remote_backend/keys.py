@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...common.rules import Only, Rule, Theirs
 from .. import keys
-from ..rules import LAYOUT, Only, Rule, Verl
+from ..rules import LAYOUT
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _REPLAY = "the server returns no routed experts"
@@ -26,8 +27,8 @@ TABLE: Mapping[str, Rule] = {
     "actor_rollout_ref.ref.router_replay.*": LAYOUT,
     f"{_ROLLOUT}.skip_rollout": Only((False,), "it trains on rollouts of another run"),
     f"{_ROLLOUT}.skip_dump_dir": LAYOUT,
-    f"{_ROLLOUT}.multi_turn.interaction_config_path": Verl(),
-    "trainer.remote_backend": Verl(),
+    f"{_ROLLOUT}.multi_turn.interaction_config_path": Theirs(),
+    "trainer.remote_backend": Theirs(),
     "trainer.v1.trainer_mode": Only(("sync",), "the seam's trainer is a synchronous one"),
     "trainer.use_legacy_worker_impl": Only(
         ("disable",), "with other values verl starts its own worker instead of the backend's"
