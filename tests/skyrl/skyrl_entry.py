@@ -24,7 +24,8 @@ METRICS = "SKYRL_TEST_METRICS"
 
 
 class LookingEnv(BaseTextEnv):
-    """First turn: the answer is looked at and a hint comes back; second turn: it is scored."""
+    """First turn: the answer is looked at and a hint comes back; second turn: it is scored, by
+    gsm8k's rule and by how often the wanted number is said, so that samples rarely score alike."""
 
     def __init__(self, env_config: Any = None, extras: dict[str, Any] | None = None) -> None:
         super().__init__()
@@ -36,7 +37,11 @@ class LookingEnv(BaseTextEnv):
         self.turns += 1
         done = self.turns == 2
         seen = [] if done else [{"role": "user", "content": f"seen {self._wanted}"}]
-        reward = float(compute_score(action, self._wanted)) if done else 0.0
+        reward = 0.0
+        if done:
+            said = action.split()
+            reward = said.count(self._wanted) / max(len(said), 1)
+            reward = (reward + compute_score(action, self._wanted)) / 2
         return BaseTextEnvStepOutput(observations=seen, reward=reward, done=done, metadata={})
 
 

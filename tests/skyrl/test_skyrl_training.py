@@ -140,7 +140,6 @@ def test_generations_go_on_while_the_policy_is_trained(train: Trainings, tmp_pat
         "trainer.algorithm.off_policy_correction.token_mask_is_threshold_high=10.0",
         "trainer.epochs=1",
         "trainer.ckpt_interval=2",
-        "trainer.resume_mode=latest",
     )
     settings = {"vocab_size": len(VOCABULARY), "latency": "{token = 0.05}"}
     with serve_mock(tmp_path / "server", **settings) as url:
@@ -151,7 +150,10 @@ def test_generations_go_on_while_the_policy_is_trained(train: Trainings, tmp_pat
             assert math.isfinite(row["data"]["policy/final_loss"])
             assert row["data"]["policy/grad_norm"] >= 0
         assert connect_and_read(url).trainer == 2
-        done, resumed = train(url, *options)
+        # by its path: SkyRL itself counts the last checkpoint of such a training one step too far
+        saved = tmp_path / "ckpts" / "global_step_2"
+        resume = ("trainer.resume_mode=from_path", f"trainer.resume_path={saved}")
+        done, resumed = train(url, *options, *resume)
         assert done.returncode == 0, done.stdout[-6000:]
         assert steps(resumed) == [3, 4]
         assert connect_and_read(url).trainer == 2 + 2 + 2
@@ -167,7 +169,8 @@ def test_a_generation_that_fails_for_good_stops_the_training(
         assert "after 3 attempts" in done.stdout
         assert "BackendError" in done.stdout
         # nothing was trained with rollouts that failed
-        assert connect_and_read(url).trainer == 2 * len(rows)
+        trained = [row for row in rows if "policy/grad_norm" in row["data"]]
+        assert connect_and_read(url).trainer == 2 * len(trained)
 
 
 def test_a_lost_backend_stops_the_training_which_goes_on_where_it_saved(
