@@ -23,7 +23,8 @@ from report import table
 from remote_rl import Batch, Operation, Ragged, Session, connect
 
 # the tests' tiny training, and what starts it; no second copy of it here
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "verl"))
+TESTS = Path(__file__).parent.parent / "tests"
+sys.path[:0] = [str(TESTS), str(TESTS / "verl")]
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # verl and what it imports warn freely as they load
     import hydra

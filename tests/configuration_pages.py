@@ -64,7 +64,10 @@ def _code(values: Iterable[Any]) -> str:
 
 
 def _options(options: type[attrs.AttrsInstance]) -> Iterator[str]:
-    for field in attrs.fields(options):
+    required_first = sorted(
+        attrs.fields(options), key=lambda each: each.default is not attrs.NOTHING
+    )
+    for field in required_first:
         if MEANING in field.metadata:
             yield (
                 f"| `{field.name}` | {_kind(field)} | {_default(field)} "

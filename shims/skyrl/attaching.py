@@ -15,7 +15,7 @@ from skyrl.backends.skyrl_train.inference_servers.engine_utils import (
 )
 from skyrl.train.config import SkyRLTrainConfig
 
-from remote_rl import RunInfo, Session, connect
+from remote_rl import RunInfo, Session, connect, errors
 
 from ..common.offers import (
     Need,
@@ -47,13 +47,7 @@ class Attached:
 def attach(config: SkyRLTrainConfig, options: Options, tokenizer: Any) -> Attached:
     """Connects as the driver and refuses, by SkyRL's key, what the server lacks; a refusal gives
     the run back."""
-    session = connect(
-        options.target,
-        model=options.model,
-        start=options.start,
-        takeover=options.takeover,
-        **options.backend,
-    )
+    session = _connected(options)
     try:
         info = session.info().result()
         check_server(config, options, tokenizer, info)
@@ -66,6 +60,22 @@ def attach(config: SkyRLTrainConfig, options: Options, tokenizer: Any) -> Attach
         )
     except BaseException:
         session.detach()
+        raise
+
+
+def _connected(options: Options) -> Session:
+    try:
+        return connect(
+            options.target,
+            model=options.model,
+            start=options.start,
+            takeover=options.takeover,
+            **options.backend,
+        )
+    except errors.RemoteRLError as error:
+        given = [f"{PATH}.target={options.target}"]
+        given += [f"{PATH}.backend.{name}" for name in options.backend]
+        error.add_note(f"that is of {', '.join(given)}")
         raise
 
 
@@ -89,15 +99,22 @@ def check_server(config: SkyRLTrainConfig, options: Options, tokenizer: Any, inf
 
 
 def _check_length(config: SkyRLTrainConfig, info: RunInfo) -> None:
-    context = info.model.context_length
-    sampling, longest = config.generator.sampling_params, config.generator.max_input_length
-    if context is not None and longest + sampling.max_generate_length > context:
-        refuse(
-            f"{_SAMPLING}.max_generate_length",
-            sampling.max_generate_length,
-            f"with generator.max_input_length={longest} it exceeds the {context} tokens of the "
-            f"server's model {info.model.name!r}; shorten one of them",
-        )
+    context, longest = info.model.context_length, config.generator.max_input_length
+    for path, sampling in _sampled(config):
+        if context is not None and longest + sampling.max_generate_length > context:
+            refuse(
+                f"{path}.max_generate_length",
+                sampling.max_generate_length,
+                f"with generator.max_input_length={longest} it exceeds the {context} tokens of the "
+                f"server's model {info.model.name!r}; shorten one of them",
+            )
+
+
+def _sampled(config: SkyRLTrainConfig) -> Iterator[tuple[str, Any]]:
+    """(path, section) of the sampling parameters that the training will draw with."""
+    yield _SAMPLING, config.generator.sampling_params
+    if config.trainer.eval_interval > 0:
+        yield "generator.eval_sampling_params", config.generator.eval_sampling_params
 
 
 def _needs(config: SkyRLTrainConfig, options: Options) -> Iterator[Need]:
@@ -119,11 +136,8 @@ def _needs(config: SkyRLTrainConfig, options: Options) -> Iterator[Need]:
         yield "outputs", name, "trainer.algorithm.policy_loss_type"
     yield "in_flight", options.in_flight, f"{PATH}.in_flight"
     yield "optimizers", "AdamW", "trainer.policy.optimizer_config"
-    given = [(_SAMPLING, config.generator.sampling_params)]
-    if trainer.eval_interval > 0:
-        given.append(("generator.eval_sampling_params", config.generator.eval_sampling_params))
     backend = config.generator.inference_engine.backend
-    for path, section in given:
+    for path, section in _sampled(config):
         params = to_params(get_sampling_params_for_backend(backend, section), path=path)
         keys = {name: f"{path}.{name}" for name in ("temperature", "top_p", "top_k", "min_p")}
         keys |= {"stop": f"{path}.stop", "include_stop": f"{path}.stop"}

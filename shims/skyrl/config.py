@@ -72,10 +72,12 @@ def prepare(config: SkyRLTrainConfig) -> None:
     placement.policy_num_nodes = placement.policy_num_gpus_per_node = 1
     placement.ref_num_nodes = placement.ref_num_gpus_per_node = 1
     engine.num_engines = engine.tensor_parallel_size = 1
-    engine.pipeline_parallel_size = engine.data_parallel_size = 1
+    engine.pipeline_parallel_size = engine.data_parallel_size = engine.expert_parallel_size = 1
     engine.run_engines_locally = True
     engine.enable_ray_prometheus_stats = False
     config.trainer.enable_ray_gpu_monitor = False
+    for section in (config.trainer.policy, config.trainer.ref, config.trainer.critic):
+        section.sequence_parallel_size = 1
 
 
 def _leaves(node: Any, path: str = "") -> Iterator[_Leaf]:

@@ -64,7 +64,7 @@ class RemoteDispatch:
         self._known = KnownOutputs()
         self._without_gradient: float | None = None
         self._client: Any = None
-        self._sync_seconds: float | None = None
+        self._timings: dict[str, float] = {}
 
     # -- batches ------------------------------------------------------------------------------
 
@@ -109,9 +109,8 @@ class RemoteDispatch:
             computed = self._session.training.forward(batch, policy="reference").result()
         else:
             batch = to_batch(data, temperature=self._algorithm.temperature)
-            names = frozenset({"logprobs"})
-            if not is_named(self._algorithm):
-                names |= needed_outputs(self._algorithm)
+            named = is_named(self._algorithm)
+            names = frozenset({"logprobs"}) if named else needed_outputs(self._algorithm)
             computed = self._session.training.forward(batch, outputs=names).result()
             self._known.remember(batch, computed)
         rows = per_row(computed["logprobs"], data)
@@ -294,15 +293,13 @@ class RemoteDispatch:
         receipt = await self._session.weights.sync(
             in_flight=self._in_flight, label=self._global_step()
         )
-        self._sync_seconds = receipt.seconds
+        self._timings = {"sync_weights_only_transfer": receipt.seconds}
         if self._client is not None:
             self._client.increment_weight_version()
 
     def get_timing_metrics(self) -> dict[str, float]:
-        """Seconds of the last sync, by SkyRL's name of them."""
-        if self._sync_seconds is None:
-            return {}
-        return {"sync_weights_only_transfer": self._sync_seconds}
+        """Seconds of the last sync, by SkyRL's name of them; empty before the first."""
+        return dict(self._timings)
 
     # -- what local workers would need --------------------------------------------------------
 

@@ -114,11 +114,19 @@ _TRAINER_KEYS = under(
         "gradient_checkpointing_use_reentrant micro_forward_batch_size_per_gpu "
         "max_tokens_per_microbatch remove_microbatch_padding flash_attn logprobs_chunk_size "
         "vocab_entropy_chunk_size vocab_entropy_chunk_memory_mb fused_lm_head_logprob "
-        "fused_lm_head_logprob_backend log_path",
+        "fused_lm_head_logprob_backend",
+    ),
+    (Irrelevant("SkyRL's own cluster writes there, and none is started"), "log_path"),
+    (
+        Mapped(
+            "SkyRL's order of prompts; what is drawn for them follows the seed of the server's "
+            "own configuration"
+        ),
+        "seed",
     ),
     (
         Theirs(),
-        "seed resume_mode resume_path ckpt_path max_ckpts_to_keep ckpt_interval hf_save_interval "
+        "resume_mode resume_path ckpt_path max_ckpts_to_keep ckpt_interval hf_save_interval "
         "export_path epochs max_training_steps update_epochs_per_batch train_batch_size "
         "policy_mini_batch_size recompute_old_logprobs_per_minibatch update_ref_every_epoch "
         "eval_batch_size eval_before_train eval_interval max_prompt_length disable_fast_tokenizer "

@@ -23,9 +23,10 @@ _ENGINE_KEYS = under(
     (
         LAYOUT,
         "run_engines_locally num_engines weight_sync_backend weight_transfer_threshold_cuda_ipc_GB "
-        "delta_weight_sync tensor_parallel_size pipeline_parallel_size expert_parallel_size "
-        "data_parallel_size vllm_v1_disable_multiproc enable_prefix_caching enable_chunked_prefill "
-        "max_num_batched_tokens enforce_eager fully_sharded_loras gpu_memory_utilization "
+        "delta_weight_sync delta_weight_sync.* tensor_parallel_size pipeline_parallel_size "
+        "expert_parallel_size data_parallel_size vllm_v1_disable_multiproc "
+        "enable_prefix_caching enable_chunked_prefill max_num_batched_tokens enforce_eager "
+        "fully_sharded_loras gpu_memory_utilization "
         "offload_kv_for_weight_sync use_expandable_segments max_num_seqs "
         "distributed_executor_backend num_prefill prefill_init_kwargs decode_init_kwargs "
         "router_init_kwargs",

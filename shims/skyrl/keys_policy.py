@@ -9,7 +9,17 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from ..common.rules import Irrelevant, Mapped, Only, Rule, joined, under
-from .rules import LAYOUT, LORA, MODEL, NO_CRITIC, NO_LORA, NO_MEGATRON, NO_PROFILER, QUANTIZED
+from .rules import (
+    LAYOUT,
+    LORA,
+    MODEL,
+    NO_CRITIC,
+    NO_LORA,
+    NO_MEGATRON,
+    NO_PROFILER,
+    PRECISION,
+    QUANTIZED,
+)
 
 _POLICY: Final = "trainer.policy"
 
@@ -55,6 +65,8 @@ def _model(section: str, path: Rule) -> Iterable[tuple[str, Rule]]:
         under(
             section,
             (LAYOUT, "fsdp_config.* sequence_parallel_size"),
+            (Only((None,), PRECISION), "fsdp_config.mixed_precision"),
+            (Only((), PRECISION), "fsdp_config.mixed_precision.*"),
             (NO_MEGATRON, "megatron_config.*"),
             (Only(({},), MODEL), "model_config_kwargs"),
             (Irrelevant("a run's model reads text alone"), "language_model_only"),

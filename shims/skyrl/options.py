@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import attrs
 from skyrl.train.config import SkyRLTrainConfig
 
 from remote_rl import errors
-from remote_rl.requests import InFlight
-from remote_rl.types.fields import flag, integer, one_of, optional, text
+from remote_rl.types.fields import optional, text
 
-from ..common.options import build, option
+from ..common.options import RunOptions, build, option
 
 PATH: Final = "trainer.remote"
 
 
 @attrs.frozen(kw_only=True)
-class Options:
+class Options(RunOptions):
     """The section `trainer.remote`; docs/skyrl.md has its table."""
 
     target: str = option(
@@ -42,21 +41,6 @@ class Options:
         "in SkyRL. A checkpoint that `trainer.resume_mode` finds is loaded on top of it",
         default="base",
         validator=text(),
-    )
-    takeover: bool = option(
-        "revoke another driver's lease instead of waiting for it", default=False, validator=flag()
-    )
-    generation_attempts: int = option(
-        "tries of one generation before the training is stopped",
-        default=3,
-        validator=integer(minimum=1),
-    )
-    in_flight: Literal["keep", "wait", "abort"] = option(
-        "what happens to generations that run while the sampler gets new weights: `keep` (they go "
-        "on with them), `abort` (they end, and are continued as new requests) or `wait` (they end "
-        "first)",
-        default="keep",
-        validator=one_of(get_args(InFlight)),
     )
     backend: Mapping[str, Any] = option(
         "options of a backend inside this process, e.g. `trainer.remote.backend.vocab_size=256` "

@@ -101,6 +101,25 @@ class RemoteTraining(RayPPOTrainer):
 class RemoteTrainer(RemoteTraining):
     """SkyRL's synchronous trainer."""
 
+    def load_checkpoints(self) -> tuple[int, str | None]:
+        """As SkyRL's, and where an epoch had ended with what SkyRL does between its last save and
+        the next epoch: the data begin anew, and with `trainer.update_ref_every_epoch` the reference
+        becomes the policy."""
+        step, folder = super().load_checkpoints()
+        if folder is not None and step % len(self.train_dataloader) == 0:
+            self._begin_epoch()
+            if self.cfg.trainer.update_ref_every_epoch and self.ref_model is not None:
+                self.update_ref_with_policy()
+        return step, folder
+
+    def _begin_epoch(self) -> None:
+        # the saved position is behind the last batch, and SkyRL would take the nothing that is
+        # left for a whole epoch
+        loader = self.train_dataloader
+        position = loader.state_dict()
+        if next(iter(loader), None) is not None:  # as with dynamic sampling
+            loader.load_state_dict(position)
+
 
 class RemoteAsyncTrainer(RemoteTraining, FullyAsyncRayPPOTrainer):
     """SkyRL's fully asynchronous trainer: generations go on while the policy is trained and synced

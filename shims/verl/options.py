@@ -6,16 +6,15 @@ Imports attrs, omegaconf, remote_rl and what all shims share.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import attrs
 from omegaconf import DictConfig, OmegaConf
 
 from remote_rl import errors
-from remote_rl.requests import InFlight
-from remote_rl.types.fields import flag, integer, number, one_of, optional, text
+from remote_rl.types.fields import number, optional, text
 
-from ..common.options import build, option
+from ..common.options import RunOptions, build, option
 from . import NAME
 
 PATH: Final = f"actor_rollout_ref.rollout.engine_kwargs.{NAME}"
@@ -24,7 +23,7 @@ POLL_SECONDS: Final = 0.2
 
 
 @attrs.frozen(kw_only=True)
-class Options:
+class Options(RunOptions):
     """The block `actor_rollout_ref.rollout.engine_kwargs.remote_rl`; docs/verl-configuration.md has
     its table.
 
@@ -44,21 +43,6 @@ class Options:
         "checkpoint that `trainer.resume_mode` finds is loaded on top of it",
         default="base",
         validator=text(),
-    )
-    takeover: bool = option(
-        "revoke another driver's lease instead of waiting for it", default=False, validator=flag()
-    )
-    generation_attempts: int = option(
-        "tries of one generation before the training is stopped",
-        default=3,
-        validator=integer(minimum=1),
-    )
-    in_flight: Literal["keep", "wait", "abort"] = option(
-        "what happens to generations that run while the sampler gets new weights: `keep` (they go "
-        "on with them), `abort` (they end, and the asynchronous trainer continues them as new "
-        "requests) or `wait` (they end first)",
-        default="keep",
-        validator=one_of(get_args(InFlight)),
     )
     poll_seconds: float | None = option(
         "seconds between two looks of the trainer for finished rollouts; none: "

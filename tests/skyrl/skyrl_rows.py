@@ -1,7 +1,7 @@
 """Rows as SkyRL's trainer hands them over, random by a seed; a mock whose gradients can be seen;
 and the mock's policy in torch with autograd, under SkyRL's own worker.
 
-Imports numpy, torch, omegaconf and SkyRL (its environment), the mock and its windows, the shim's
+Imports numpy, torch, omegaconf and SkyRL (its environment), the mock, the shim's
 rows and remote_rl.
 """
 
@@ -15,6 +15,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from mock_in_torch import policy_outputs
 from omegaconf import OmegaConf
 from skyrl.backends.skyrl_train.training_batch import TrainingInputBatch
 from skyrl.backends.skyrl_train.utils.ppo_utils import (
@@ -26,8 +27,7 @@ from skyrl.backends.skyrl_train.workers.worker_utils import BaseBatchIterator
 from skyrl.train.config import AlgorithmConfig
 from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors
 
-from backends.mock.model import NO_TOKEN, batch_windows
-from remote_rl import Batch, Session
+from remote_rl import Session
 from remote_rl.losses import Cotangents
 from shims.skyrl.batches import padded, placed, to_batch
 from shims.skyrl.losses import build_loss, is_named
@@ -126,23 +126,6 @@ def random_rows(
     for name in names:
         rows[name] = column(logprobs + random.normal(size=total) * spread)
     return rows
-
-
-def policy_outputs(weights: Mapping[str, torch.Tensor], batch: Batch) -> dict[str, torch.Tensor]:
-    """The mock's `logprobs` and `entropy`, [response tokens] float64, by autograd's rules."""
-    window = weights["model.window.weight"]
-    windows = torch.from_numpy(batch_windows(batch, window.shape[1])).long()
-    embedded = weights["model.embed_tokens.weight"][windows.clamp(min=0)]
-    embedded = embedded * (windows != NO_TOKEN)[..., None]
-    inputs = torch.einsum("tkd,hkd->th", embedded, window) + weights["model.window.bias"]
-    scores = torch.tanh(inputs) @ weights["lm_head.weight"].T + weights["lm_head.bias"]
-    temperature = torch.from_numpy(np.repeat(batch.temperature, batch.responses.lengths))
-    table = torch.log_softmax(scores / temperature[:, None].double(), dim=-1)
-    tokens = torch.from_numpy(batch.responses.values.astype(np.int64))
-    return {
-        "logprobs": table.gather(1, tokens[:, None])[:, 0],
-        "entropy": -(table.exp() * table).sum(dim=-1),
-    }
 
 
 class MockModel:

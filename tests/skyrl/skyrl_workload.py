@@ -10,8 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-#: ids 0..: padding, the end of a response, what an answer is written with, and words of prompts
-PADDING, END, ANSWER = "<pad>", "<end>", "####"
+import tiny_model
+from tiny_model import END, PADDING
+
+#: what an answer is written with, and words of prompts
+ANSWER = "####"
 NUMBERS = tuple("12345")
 VOCABULARY = [PADDING, END, ANSWER, *NUMBERS, "say", "look", "seen"]
 
@@ -23,33 +26,7 @@ _TEMPLATE = (
 
 def build_model_folder(folder: Path) -> Path:
     """A word-level tokenizer with a chat template and the config of a tiny model; no weights."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {word: index for index, word in enumerate(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token=PADDING))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, pad_token=PADDING, unk_token=PADDING
-    )
-    wrapped.chat_template = _TEMPLATE
-    wrapped.save_pretrained(folder)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": len(VOCABULARY),
-        "hidden_size": 8,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "bos_token_id": None,
-        "eos_token_id": words[END],
-        "pad_token_id": words[PADDING],
-    }
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
+    return tiny_model.build_model_folder(folder, VOCABULARY, _TEMPLATE, context_length=128)
 
 
 def build_data(path: Path, env_class: str, rows: int = 8) -> Path:

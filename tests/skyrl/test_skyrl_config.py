@@ -210,7 +210,7 @@ def test_options_of_the_shim_are_checked_by_their_full_path(
 
 def test_the_parsed_section_has_every_option_with_its_default() -> None:
     section = RemoteSection()
-    assert public(Options) == [field.name for field in dataclasses.fields(RemoteSection)]
+    assert set(public(Options)) == {field.name for field in dataclasses.fields(RemoteSection)}
     assert Options(target="mock") == Options(**{**dataclasses.asdict(section), "target": "mock"})
 
 
@@ -222,11 +222,25 @@ def test_skyrls_own_checks_find_nothing_to_place(
         "trainer.placement.policy_num_gpus_per_node=8",
         "generator.inference_engine.num_engines=8",
         "generator.inference_engine.tensor_parallel_size=4",
+        "generator.inference_engine.expert_parallel_size=4",
+        "trainer.policy.sequence_parallel_size=8",
+        "trainer.ref.sequence_parallel_size=4",
+        "generator.inference_engine.delta_weight_sync.sync_dir=shared",
     )
     check(given)
     prepare(given)
     validate_cfg(given)
     assert given.trainer.placement.colocate_all is False
+
+
+@pytest.mark.parametrize("section", ["policy", "ref"])
+def test_a_precision_of_its_own_is_refused_wherever_skyrl_has_one(
+    config: Callable[..., SkyRLTrainConfig], section: str
+) -> None:
+    key = f"trainer.{section}.fsdp_config.mixed_precision.param_dtype"
+    with pytest.raises(errors.UnsupportedError, match=r"mixed_precision.*precision") as caught:
+        check(config(f"{key}=fp32"))
+    assert caught.value.details["key"] == key
 
 
 def test_the_entry_points_own_flag_is_no_key(tmp_path: Path) -> None:

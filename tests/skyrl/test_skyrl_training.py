@@ -97,6 +97,35 @@ def test_into_the_second_epoch_then_resumed_to_its_end(train: Trainings, tmp_pat
         assert sorted(manifests(tmp_path)) == [3, 4]
 
 
+def test_a_resume_between_epochs_has_the_reference_of_the_next_one(
+    train: Trainings, tmp_path: Path
+) -> None:
+    """The mock inside each process, its checkpoints and SkyRL's in relative folders."""
+    options = (
+        f"trainer.remote.backend.vocab_size={len(VOCABULARY)}",
+        "trainer.remote.backend.checkpoint_dir=server",
+        "trainer.ckpt_path=ckpts",
+        "trainer.export_path=exports",
+        "trainer.policy_mini_batch_size=4",
+        "trainer.algorithm.kl_loss_coef=0.01",
+        # what moves the weights whatever the rewards are
+        "trainer.algorithm.use_entropy_loss=true",
+        "trainer.algorithm.entropy_loss_coef=1.0",
+        "trainer.policy.optimizer_config.lr=0.5",
+        "trainer.update_ref_every_epoch=true",
+        "trainer.ckpt_interval=10",
+        "trainer.resume_mode=latest",
+    )
+    done, rows = train("mock", *options, f"trainer.max_training_steps={EPOCH}")
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert rows[-1]["data"]["policy/policy_kl"] > 1e-3
+    assert list(manifests(tmp_path)) == [EPOCH]
+    done, rows = train("mock", *options, f"trainer.max_training_steps={EPOCH + 1}")
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert steps(rows) == [EPOCH + 1]
+    assert rows[0]["data"]["policy/policy_kl"] == pytest.approx(0, abs=1e-6)
+
+
 def test_turns_corrections_and_dynamic_sampling(train: Trainings, tmp_path: Path) -> None:
     with serve_mock(tmp_path / "server", vocab_size=len(VOCABULARY)) as url:
         done, rows = train(

@@ -1,8 +1,8 @@
 """Rows as verl's V1 trainer sends them with update_actor, random by a seed; a mock whose gradients
-can be seen; and the mock's policy in torch with autograd, to apply verl's own loss to.
+can be seen; and verl's own loss on the mock's policy in torch.
 
-Imports torch, tensordict, omegaconf and verl (verl's environment), numpy, the mock's windows, the
-shim's rows and remote_rl.
+Imports torch, tensordict, omegaconf and verl (verl's environment), numpy, the mock, the shim's
+rows and remote_rl.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from mock_in_torch import policy_outputs
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.utils import tensordict_utils
 from verl.workers.utils.losses import ppo_loss
 
 from backends.mock import create
-from backends.mock.model import NO_TOKEN, batch_windows
-from remote_rl import Batch, Sample, Session, connect
+from remote_rl import Sample, Session, connect
 from shims.verl.batches import counted_tokens, ragged, sequence_slots, to_batch
 from shims.verl.config import Options
 from shims.verl.worker import ForwardingWorker
@@ -86,23 +86,6 @@ def random_rows(
     if weighted:
         rows["rollout_is_weights"] = column(random.exponential(1.0, total))
     return rows
-
-
-def policy_outputs(weights: Mapping[str, torch.Tensor], batch: Batch) -> dict[str, torch.Tensor]:
-    """The mock's `logprobs` and `entropy`, [response tokens] float64, by autograd's rules."""
-    window = weights["model.window.weight"]
-    windows = torch.from_numpy(batch_windows(batch, window.shape[1])).long()
-    embedded = weights["model.embed_tokens.weight"][windows.clamp(min=0)]
-    embedded = embedded * (windows != NO_TOKEN)[..., None]
-    inputs = torch.einsum("tkd,hkd->th", embedded, window) + weights["model.window.bias"]
-    scores = torch.tanh(inputs) @ weights["lm_head.weight"].T + weights["lm_head.bias"]
-    temperature = torch.from_numpy(np.repeat(batch.temperature, batch.responses.lengths))
-    table = torch.log_softmax(scores / temperature[:, None].double(), dim=-1)
-    tokens = torch.from_numpy(batch.responses.values.astype(np.int64))
-    return {
-        "logprobs": table.gather(1, tokens[:, None])[:, 0],
-        "entropy": -(table.exp() * table).sum(dim=-1),
-    }
 
 
 def stock_step(

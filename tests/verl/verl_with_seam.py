@@ -36,7 +36,7 @@ def environment(*, without_v1: bool) -> dict[str, str]:
     """Variables of a process whose verl has the seam, and the shim registered there."""
     return {
         **os.environ,
-        "PYTHONPATH": str(Path(__file__).parent),
+        "PYTHONPATH": os.pathsep.join(str(each) for each in Path(__file__).parents[:2]),
         "VERL_USE_EXTERNAL_PLUGINS": "none",
         "VERL_USE_EXTERNAL_MODULES": "verl_with_seam,shims.verl.plugin",
         "VERL_SEAM_WITHOUT_V1": str(int(without_v1)),

@@ -6,13 +6,14 @@ them; the command line that `main_ppo` is started with is here too.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-#: ids 0..: the end of a response, padding, and letters
-END, PADDING = "<end>", "<pad>"
+import tiny_model
+from tiny_model import END, PADDING
+
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
+#: ids 0..: padding, the end of a response, and letters
 VOCABULARY = [PADDING, END, *LETTERS]
 #: a prompt of two letters that no other row has
 HOPELESS = "z z"
@@ -71,33 +72,7 @@ def next_letter(letter: str) -> str:
 
 def build_model_folder(folder: Path, vocabulary: Sequence[str] = VOCABULARY) -> Path:
     """A word-level tokenizer with a chat template and the config of a tiny model; no weights."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {word: index for index, word in enumerate(vocabulary)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token=PADDING))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END, pad_token=PADDING, unk_token=PADDING
-    )
-    wrapped.chat_template = _TEMPLATE
-    wrapped.save_pretrained(folder)
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": len(vocabulary),
-        "hidden_size": 8,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
-        "bos_token_id": None,
-        "eos_token_id": words[END],
-        "pad_token_id": words[PADDING],
-    }
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
+    return tiny_model.build_model_folder(folder, vocabulary, _TEMPLATE)
 
 
 def build_model_with_weights(folder: Path, seed: int) -> Path:
