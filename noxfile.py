@@ -10,6 +10,7 @@ nox -s nightly, verl-nightly, arctic-nightly
                     what takes longer
 nox -s verl-arctic  verl's trainings against the arctic backend, each in an environment of its own
 nox -s verl-0.9.0   a short training on the older verl that the shim serves
+nox -s skyrl-arctic SkyRL's trainer against the arctic backend, likewise
 nox -s skyrl        builds SkyRL's environment (Python 3.12) and runs its tests
 """
 
@@ -100,14 +101,14 @@ def install_wheel(session: nox.Session, extra: str = "", python: str = "python")
     )
 
 
-def other_environment(session: nox.Session, name: str) -> str:
+def other_environment(session: nox.Session, name: str, python: str = "python") -> str:
     """The interpreter of a second environment of this session, for servers to run in; without
-    packages at first, and kept for the session's next run."""
+    packages at first, and kept for the session's next run. python: what makes it."""
     folder = Path(session.create_tmp()).resolve() / name
-    python = str(folder / "bin" / "python")
-    if not Path(python).exists():
-        session.run("python", "-m", "venv", str(folder))
-    return python
+    made = str(folder / "bin" / "python")
+    if not Path(made).exists():
+        session.run(python, "-m", "venv", str(folder), external=True)
+    return made
 
 
 def run_tests(session: nox.Session, *paths: str) -> None:
@@ -252,6 +253,19 @@ def skyrl(session: nox.Session) -> None:
     install_wheel(session, python=server)
     session.env.update(REMOTE_RL_SERVER_PYTHON=server, HF_HUB_OFFLINE="1")
     run_tests(session, "tests/skyrl")
+
+
+@nox.session(name="skyrl-arctic", python="3.12")
+def skyrl_arctic(session: nox.Session) -> None:
+    """Stock SkyRL's trainer against real DeepSpeed and vLLM on CPUs, which are in an environment of
+    their own, of the Python that has them."""
+    session.install(*SKYRL, *TEST_TOOLS)
+    install_wheel(session, "skyrl")
+    python = other_environment(session, "arctic", python="python3.11")
+    install_engines(session, python)
+    install_wheel(session, python=python)
+    session.env.update(REMOTE_RL_ARCTIC_PYTHON=python, HF_HUB_OFFLINE="1")
+    run_tests(session, "tests/skyrl/test_skyrl_arctic.py")
 
 
 @nox.session(name="verl-benchmarks", python="3.11")

@@ -1,6 +1,7 @@
-"""A model's folder for the trainings of the tests: tokenizer and config of a tiny Llama.
+"""A model's folder for the trainings of the tests: tokenizer and config of a tiny Llama,
+and weights where an engine needs them.
 
-Imports tokenizers and transformers inside the function that needs them.
+Imports tokenizers, transformers and torch inside the functions that need them.
 """
 
 from __future__ import annotations
@@ -46,4 +47,23 @@ def build_model_folder(
         "pad_token_id": words[PADDING],
     }
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def give_weights(folder: Path, seed: int) -> Path:
+    """Turns the model of `build_model_folder` into one of two layers with random float32 weights.
+    Its heads are of 32: vLLM's attention on CPUs takes none smaller."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = {"hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 2}
+    config = AutoConfig.from_pretrained(folder, num_attention_heads=4, head_dim=32, **sizes)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "norm" not in name:
+                    parameter.normal_(std=0.1)  # large enough for the prompt to matter
+    model.save_pretrained(folder)
     return folder

@@ -7,23 +7,16 @@ runs. `nox -s verl-arctic` makes both environments and sets it.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from verl_runs import Row, Server, Trainings, connect_and_read, descendants
-from verl_workload import asynchronous, build_model_with_weights
+from arctic_server import MOVED, PYTHON, SAME, TRAINING_SECONDS, Traces, check_sampler, serving
+from tiny_model import give_weights
+from verl_runs import Row, Trainings, connect_and_read
+from verl_workload import asynchronous, build_model_folder
 
-from backends.arctic.leftovers import Owner, owner_of
-from remote_rl import Batch, SamplingParams, connect
-from remote_rl.errors import BackendError
-
-PYTHON = os.environ.get("REMOTE_RL_ARCTIC_PYTHON")
 pytestmark = pytest.mark.skipif(
     not PYTHON,
     reason="REMOTE_RL_ARCTIC_PYTHON names no interpreter of arctic's environment: "
@@ -31,56 +24,11 @@ pytestmark = pytest.mark.skipif(
 )
 STALENESS_WORST = "training/off_policy/trajectory_staleness_worst"
 SPANS = "training/off_policy/trajectory_spans"
-#: of the same token's probabilities by vLLM and by the trainer
-SAME = 1e-4
-#: what a policy's move does to them at the least, here
-MOVED = 1e-2
-#: Ray's processes end soon after who started them
-PATIENCE = 60.0
-#: until a server or a training that hangs is given up, also on a machine with much else to do
-START_SECONDS, TRAINING_SECONDS = 900.0, 1800.0
-SHARED_MEMORY = Path("/dev/shm")
-
-
-class Traces:
-    """What processes that were seen may not leave on the machine."""
-
-    def __init__(self) -> None:
-        self._seen: set[Owner] = set()
-
-    def see(self, process_id: int) -> None:
-        """This one, and all below it."""
-        for each in (process_id, *descendants(process_id, "")):
-            with contextlib.suppress(BackendError):  # it has ended meanwhile
-                self._seen.add(owner_of(each))
-
-    def left(self) -> list[str]:
-        """Living processes, and names in shared memory."""
-        found = [f"process {each.process}" for each in self._seen if _lives(each)]
-        mine = [each.prefix for each in self._seen]
-        for name in os.listdir(SHARED_MEMORY):
-            if name.startswith(("deepspeed_", *mine)):
-                found.append(str(SHARED_MEMORY / name))
-        return found
-
-    def are_gone(self) -> None:
-        """Waits until nothing is left; says what is, if something stays."""
-        assert self._seen
-        begin = time.monotonic()
-        while left := self.left():
-            assert time.monotonic() - begin < PATIENCE, f"left after {PATIENCE:g} s: {left}"
-            time.sleep(0.1)
-
-
-def _lives(owner: Owner) -> bool:
-    with contextlib.suppress(BackendError):
-        return owner_of(owner.process) == owner
-    return False
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_model_with_weights(tmp_path_factory.mktemp("model"), seed=0)
+    return give_weights(build_model_folder(tmp_path_factory.mktemp("model")), seed=0)
 
 
 @pytest.fixture
@@ -88,22 +36,6 @@ def train(inputs: dict[str, Path], model: Path, tmp_path: Path) -> Iterator[Trai
     trainings = Trainings({**inputs, "model": model}, tmp_path)
     yield trainings
     trainings.close()
-
-
-@contextlib.contextmanager
-def serving(model: Path, folder: Path, traces: Traces) -> Iterator[str]:
-    """A server of two ranks and a vLLM engine; its address. What it started is to be gone when it
-    has ended."""
-    assert PYTHON is not None
-    assert Path(PYTHON).exists(), f"REMOTE_RL_ARCTIC_PYTHON={PYTHON} is not there"
-    settings = f'model = "{model}"\n[training]\nranks = 2\n[placement]\ndevice = "cpu"\n'
-    settings += f"start_timeout = {START_SECONDS}\n"
-    server = Server("arctic", settings, folder, python=PYTHON)
-    try:
-        yield server.url
-        traces.see(server.process_id)
-    finally:
-        server.stop()
 
 
 def check_step(row: Row, sequences: int = 8) -> None:
@@ -116,22 +48,6 @@ def check_step(row: Row, sequences: int = 8) -> None:
     assert data["actor/sequences"] == sequences
     for name in ("pg_loss", "kl_loss", "entropy", "grad_norm"):
         assert math.isfinite(data[f"actor/{name}"]), name
-
-
-def check_sampler(url: str) -> None:
-    """vLLM draws from the policy that the trainer holds, which isn't the one it began with."""
-    with connect(url, start="current") as session:
-        sampling = SamplingParams(n=8, max_tokens=16, temperature=0.9, seed=5)
-        groups = session.sampling.generate([[2, 3], [4, 3], [5, 2]], sampling).result()
-        batch = Batch.from_groups(groups, advantages=[0.0] * 24)
-        assert batch.sampling_logprobs is not None
-        drawn = np.exp(batch.sampling_logprobs.values)
-        trained, began = (
-            np.exp(session.training.forward(batch, policy=each).result().logprobs.values)
-            for each in ("current", "reference")
-        )
-    assert np.abs(drawn - trained).max() <= SAME
-    assert np.abs(drawn - began).max() > MOVED
 
 
 def test_two_steps_then_resumed_by_another_server_for_a_third(

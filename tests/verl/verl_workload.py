@@ -75,26 +75,6 @@ def build_model_folder(folder: Path, vocabulary: Sequence[str] = VOCABULARY) -> 
     return tiny_model.build_model_folder(folder, vocabulary, _TEMPLATE)
 
 
-def build_model_with_weights(folder: Path, seed: int) -> Path:
-    """The same tokenizer, and a model of two layers with random float32 weights. Its heads are of
-    32: vLLM's attention on CPUs takes none smaller."""
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    build_model_folder(folder)
-    sizes = {"hidden_size": 128, "intermediate_size": 160, "num_hidden_layers": 2}
-    config = AutoConfig.from_pretrained(folder, num_attention_heads=4, head_dim=32, **sizes)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if "norm" not in name:
-                    parameter.normal_(std=0.1)  # large enough for the prompt to matter
-    model.save_pretrained(folder)
-    return folder
-
-
 def build_parquet(path: Path, rows: int = 16, *, hopeless_every: int | None = None) -> Path:
     """Prompts of two letters each; the reward wants the second. hopeless_every: each so many rows
     one whose prompt is HOPELESS, and for which no response gets a reward."""
