@@ -243,7 +243,6 @@ class ArcticConfig:
                 "the rank of its number; use sampling.engines, or placement.colocated false",
                 field="tensor_parallel",
             )
-        beside = self.placement.colocated and self.sampling.engines <= self.training.ranks
         if self.placement.device == "cpu":
             refused = {
                 "weights.path": self.weights.path == "cuda_ipc",
@@ -256,9 +255,14 @@ class ArcticConfig:
                         f"{name} needs GPUs, and this run is on a CPU (placement.device)",
                         field=name,
                     )
-        elif self.weights.path == "cuda_ipc" and not beside:
+        elif self.weights.path == "cuda_ipc" and not self.beside:
             raise InvalidRequestError(
                 "weights.path 'cuda_ipc' needs placement.colocated and a rank for each engine: an "
                 "engine reads from the rank on its own GPU; use 'shared_memory'",
                 field="weights.path",
             )
+
+    @property
+    def beside(self) -> bool:
+        """Whether each engine has a rank on its own GPU."""
+        return self.placement.colocated and self.sampling.engines <= self.training.ranks

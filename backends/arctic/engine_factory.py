@@ -73,8 +73,7 @@ def way_of(config: ArcticConfig) -> Way:
     shared memory elsewhere."""
     if config.weights.path != "auto":
         return cast("Way", config.weights.path)
-    beside = config.placement.colocated and config.sampling.engines <= config.training.ranks
-    return "cuda_ipc" if beside and not on_cpu(config) else "shared_memory"
+    return "cuda_ipc" if config.beside and not on_cpu(config) else "shared_memory"
 
 
 def with_device(config: ArcticConfig) -> ArcticConfig:

@@ -37,10 +37,13 @@ class KnownOutputs:
         """The outputs `names` of the rows of `batch`, Ragged[n] float32 each, as the weights of
         `version` gave them in one forward; None where any of it is not known, or the version is
         None."""
-        keys = list(_keys(batch))
-        for known, held in self._held:
-            if held.version != version or not names <= set(held.values):
-                continue
+        usable = [
+            (known, held)
+            for known, held in self._held
+            if held.version == version and names <= set(held.values)
+        ]
+        keys = list(_keys(batch)) if usable else []
+        for known, held in usable:
             if all(key in known for key in keys):
                 rows = np.array([known[key] for key in keys], np.int64)
                 values = {name: held.values[name].select(rows) for name in names}

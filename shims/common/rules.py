@@ -9,11 +9,14 @@ others below it is a section.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
 from remote_rl import errors
+
+#: what the shims call themselves in messages
+NAME: Final = "remote_rl"
 
 
 @attrs.frozen
@@ -77,15 +80,14 @@ Table = Mapping[str, Rule]
 
 @attrs.frozen
 class Refusal:
-    """path=value can't be honoured with trainer `name`, because `because`."""
+    """path=value can't be honoured, because `because`."""
 
     path: str
     value: Any
     because: str
-    name: str = "remote_rl"
 
     def __str__(self) -> str:
-        return f"{self.path}={self.value!r} is not supported with {self.name}: {self.because}"
+        return f"{self.path}={self.value!r} is not supported with {NAME}: {self.because}"
 
 
 def refuse(path: str, value: Any, because: str) -> None:
@@ -125,10 +127,10 @@ def _refusals(
         yield Refusal(path, value, rule.because + advice)
 
 
-def refuse_unknown(path: str, table: Table, name: str) -> None:
+def refuse_unknown(path: str, table: Table) -> None:
     """Refuses a key without a rule, naming the nearest that has one beside it."""
     raise errors.UnsupportedError(
-        f"{path} is not known to {name}; "
+        f"{path} is not known to {NAME}; "
         f"{errors.nearest(path.rpartition('.')[2], siblings(path, table))}, or leave it out",
         key=path,
     )

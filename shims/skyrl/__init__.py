@@ -11,9 +11,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 
-#: in messages, and the section `trainer.remote` of the configuration
-NAME = "remote_rl"
-
 
 def main() -> None:
     """Runs the training that the command line describes, as SkyRL's own entry point does.

@@ -16,7 +16,6 @@ from skyrl.backends.skyrl_train.inference_servers.engine_utils import (
 from skyrl.train.config import SkyRLTrainConfig
 
 from ..common.rules import Table, find, refuse, refuse_unknown, refuse_values
-from . import NAME
 from .keys import TABLE
 from .losses import check_loss
 from .optimizer import constants
@@ -56,7 +55,7 @@ def check_keys(config: SkyRLTrainConfig, table: Table = TABLE) -> None:
     refuse_values(reading, table, mode_of(config))
     for path, node, field in leaves:
         if find(path, table) is None and _is_skyrls(node, field) and not _is_default(node, field):
-            refuse_unknown(path, table, NAME)
+            refuse_unknown(path, table)
 
 
 def mode_of(config: SkyRLTrainConfig) -> str:

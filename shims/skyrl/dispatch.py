@@ -62,7 +62,7 @@ class RemoteDispatch:
         self._optimizer = Optimizer(config.trainer.policy.optimizer_config, steps)
         self._checkpoints = Checkpoints(session)
         self._known = KnownOutputs()
-        self._without_gradient: float | None = None
+        self._without_gradient = False
         self._client: Any = None
         self._timings: dict[str, float] = {}
 
@@ -145,18 +145,14 @@ class RemoteDispatch:
         policy_only(model)
         refuse_arguments(loss_fn, loss_fn_config, model_id, worker_kwargs)
         batch = to_batch(data, temperature=self._algorithm.temperature, training=True)
+        own = outputs = None
         if is_named(self._algorithm, data):
-            gradient, own = self._named_gradient(batch, data), None
+            gradient = self._named_gradient(batch, data)
+            outputs = self._known.of(batch, frozenset({"logprobs"}), gradient.version)
         else:
             gradient, own = self._own_gradient(batch, data)
-        metrics = mini_batch_metrics(
-            gradient,
-            data,
-            self._algorithm,
-            lr=self._optimizer.lr,
-            own=own,
-            outputs=self._known.of(batch, frozenset({"logprobs"}), gradient.version),
-        )
+        lr = self._optimizer.lr
+        metrics = mini_batch_metrics(gradient, data, self._algorithm, lr, own=own, outputs=outputs)
         return WorkerOutput(metrics=metrics)
 
     def forward_backward_from_staged(
@@ -183,7 +179,7 @@ class RemoteDispatch:
     ) -> tuple[ForwardBackwardResult, OwnLoss]:
         own = evaluate_own_loss(self._algorithm, data, self._outputs(batch))
         if not own.finite:  # SkyRL's strategy then skips the step, and so does `optim_step`
-            self._without_gradient = math.nan
+            self._without_gradient = True
             return ForwardBackwardResult(value=own.value, version=own.version), own
         loss = Cotangents(own.derivatives, version=own.version)
         return self._session.training.forward_backward(batch, loss).result(), own
@@ -201,13 +197,13 @@ class RemoteDispatch:
         step and leaves the schedule where it is, as SkyRL's strategies do."""
         policy_only(model)
         refuse_arguments(None, None, model_id, {})
-        norm, self._without_gradient = self._without_gradient, None
-        skipped = norm is not None
-        if norm is None:
+        if self._without_gradient:
+            self._session.training.zero_grad().result()
+            self._without_gradient = False
+            norm, skipped = math.nan, True
+        else:
             step = self._session.training.optim_step(self._optimizer.adamw()).result()
             norm, skipped = step.grad_norm, step.skipped
-        else:
-            self._session.training.zero_grad().result()
         if skipped:
             log.warning("a mini-batch was skipped: its gradient's norm is %s", norm)
         else:

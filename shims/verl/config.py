@@ -16,7 +16,7 @@ from verl.utils.import_utils import import_external_libs
 from remote_rl import errors
 
 from ..common.rules import Table, find, refuse, refuse_unknown, refuse_values, sections
-from . import ASYNC_NAME, NAME
+from . import ASYNC_NAME
 from .keys import CLOSED, TABLE
 from .losses import check_loss
 from .optimizer import constants
@@ -74,7 +74,7 @@ def check_keys(config: DictConfig, table: Table = TABLE) -> None:
             continue
         if section == "algorithm" and own_estimator:
             continue  # an advantage estimator that the user registered reads its own keys there
-        refuse_unknown(path, table, NAME)
+        refuse_unknown(path, table)
 
 
 def mode_of(config: DictConfig) -> str:
