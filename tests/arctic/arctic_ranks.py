@@ -115,6 +115,9 @@ def _serve(pipe: Connection, rank: int, world: int, port: int, settings: Any) ->
     import torch
 
     torch.set_num_threads(1)
+    # what is never written is NaN then, where it can be anything, and usually is zero
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
     from backends.arctic.training.rank import Rank
 
     held = Rank(settings, rank, world)

@@ -77,7 +77,8 @@ class Running:
         )
         self.version = 0
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="engine", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="engine", daemon=True)
+        self._thread.start()
         self.engine = SamplerEngine()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what vLLM's imports have to say
@@ -89,6 +90,8 @@ class Running:
         atexit.unregister(self.end)
         self.run(self.engine.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(PATIENCE)
+        self._loop.close()
         self._folder.cleanup()
 
     # -- asking -------------------------------------------------------------------------------

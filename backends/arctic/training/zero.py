@@ -65,6 +65,8 @@ class Zero:
         self._names = names
         self._waiting_modules = len(parameter_offload.FWD_MODULE_STACK)
         self.fragments = tuple(self._owned())
+        if self.stage == 3:
+            self._clear_padding()
         self._sizes = self.sizes()
         self._device = self._master_parameters()[0].device
 
@@ -141,6 +143,17 @@ class Zero:
             length = min(padded, each.ds_numel - start)
             if length > 0:
                 yield Fragment(self._names[id(each)], start, length, group, offset)
+
+    @torch.no_grad()
+    def _clear_padding(self) -> None:
+        """Where ranks don't divide a parameter DeepSpeed leaves memory as it was found, and a NaN
+        there would keep every step from being taken."""
+        for master, held in enumerate(self.masters):
+            parts = [each for each in self.fragments if each.master == master]
+            parts.sort(key=lambda each: each.offset)
+            ends = [0, *(each.offset + each.length for each in parts)]
+            for end, following in zip(ends, [*(each.offset for each in parts), len(held)]):
+                held[end:following] = 0
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the trained parameters, by name."""
@@ -237,10 +250,9 @@ class Zero:
         self.pulse += 1
         if self.stage < 3:
             return contextlib.nullcontext()
-        context: contextlib.AbstractContextManager[None] = deepspeed.zero.GatheredParameters(
-            list(parameters)
-        )
-        return context
+        gather: Callable[..., contextlib.AbstractContextManager[None]]
+        gather = deepspeed.zero.GatheredParameters
+        return gather(list(parameters))
 
     def memory(self) -> list[Any]:
         """All tensors whose size follows the model's, in lists and mappings: weights, gradients,
@@ -307,9 +319,8 @@ class Zero:
 
 
 def _all_gather(zero: Any) -> None:
-    from deepspeed.runtime.utils import all_gather_dp_groups
+    from deepspeed.runtime.utils import all_gather_dp_groups as gather
 
-    gather: Callable[..., None] = all_gather_dp_groups
     gather(
         groups_flat=zero.bit16_groups_flat,
         partitioned_param_groups=zero.parallel_partitioned_bit16_groups,
