@@ -39,7 +39,11 @@ def _right_at_sight(values: dict[str, Any]) -> bool:
             and type(number) is int
             and 1 <= number <= 2**53
             and isinstance(values["request"], Request)
-            and ((type(digest) is str and digest != "") or isinstance(digest, PendingDigest))
+            and (
+                digest is None
+                or (type(digest) is str and digest != "")
+                or isinstance(digest, PendingDigest)
+            )
             and type(before) is int
             and before >= 0
             and (deadline is None or (type(deadline) is float and 0 < deadline < math.inf))

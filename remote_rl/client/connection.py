@@ -83,7 +83,7 @@ class Connection:
 
     def check_process(self) -> None:
         """Raises in a forked child, where loop and connections are not alive."""
-        if not self.is_of_this_process:
+        if os.getpid() != self._process:
             raise ForkedProcessError(
                 "this session was opened in the parent process; in a forked child, connect with "
                 "its handle instead"
@@ -101,7 +101,6 @@ class Connection:
 
     def reserve(self, name: str, convert: Callable[[Any], Any]) -> Call:
         """Takes the next number of the operation's stream, for `send` to fill."""
-        self.check_process()
         row = OPERATIONS[name]
         if row.sequenced and self.worker.is_this_thread:
             self.refuse_in_custom_loss(name)
@@ -119,7 +118,8 @@ class Connection:
 
     @property
     def ordering(self) -> threading.RLock:
-        """Held while several numbers are taken together."""
+        """Held while numbers are taken and sent, in their order; raises in a forked child."""
+        self.check_process()
         return self._lock
 
     def send(

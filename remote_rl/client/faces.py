@@ -89,7 +89,6 @@ class Face:
         check_deadline(deadline)
         self._check(name, request)
         connection = self._connection
-        connection.check_process()
         digest = connection.transport.digest(request)
         with connection.ordering:
             call = connection.reserve(name, convert)

@@ -107,7 +107,7 @@ def _fields(some_class: type) -> tuple[str, ...]:
     return tuple(
         field.name
         for field in getattr(some_class, "__attrs_attrs__", ())
-        if str(field.type).removesuffix(" | None") not in ("str", "int", "float", "bool")
+        if str(field.type).removesuffix(" | None") not in ("str", "int", "float", "bool", "Label")
     )
 
 

@@ -53,11 +53,8 @@ class Execution:
         self.rules.admit(row, request)
         self.transfers.begin(row)
         context.record.began = True
-        special = getattr(self, f"_{row.name}", None)
-        if special is not None:
-            result = await special(request, context)
-        else:
-            result = await self._call(row, request, context)
+        method = getattr(self, f"_{row.name}", None) or self._method(row)
+        result = await method(request, context)
         _refuse_late(row, context)
         if not (isinstance(result, row.response) or (result is None and row.response is Done)):
             raise BackendError(
@@ -71,9 +68,9 @@ class Execution:
         self.transfers.succeeded(part_of, request)
         return Done(version=self.rules.version) if result is None else result
 
-    async def _call(self, row: Operation, request: Request, context: RunningContext) -> Any:
+    def _method(self, row: Operation) -> Any:
         face = self.backend if row.face == "backend" else getattr(self.backend, row.face)
-        return await getattr(face, row.name)(request, context)
+        return getattr(face, row.name)
 
     # -- checkpoints and files ----------------------------------------------------------------
 

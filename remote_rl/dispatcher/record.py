@@ -138,7 +138,8 @@ class Record:
         """Its outcome was acknowledged, and its client's streams let it go; whoever else still
         knows the record holds no arrays by it."""
         self.result = None
-        self.keep(0)
+        if self.kept:
+            self.keep(0)
 
     def keep(self, size: int) -> None:
         """From now on so many bytes are kept for it."""

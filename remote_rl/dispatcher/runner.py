@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("remote_rl.dispatcher")
 
+#: the task of a sequenced operation, by name
+_LANE = "remote_rl training lane"
+
 
 class Runner:
     """Executes records: sequenced ones one after the other, all others as they come.
@@ -53,7 +56,7 @@ class Runner:
     def start(self) -> None:
         """Starts the lane and the watch."""
         self._watching = asyncio.create_task(self.watch.serve(), name="remote_rl watch")
-        self._watching.add_done_callback(self._ended_by_itself)
+        self._watching.add_done_callback(self._watch_ended)
         self._next_turn()
 
     async def close_backend(self) -> None:
@@ -72,14 +75,15 @@ class Runner:
         if ended:
             await closing  # raises what the backend raised
 
-    def _ended_by_itself(self, task: asyncio.Task[None]) -> None:
+    def _watch_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._failed_itself(task.get_name(), task.exception())
+
+    def _failed_itself(self, name: str, error: BaseException | None) -> None:
         """Ends the run where one of the runner's own tasks has failed, or the watch has ended."""
-        if task.cancelled() or self._stopped:
+        if self._stopped:
             return
-        error = task.exception()
-        lost = self.dispatcher.gate.run_lost(
-            f"the run ended because its {task.get_name()} failed: {error!r}"
-        )
+        lost = self.dispatcher.gate.run_lost(f"the run ended because its {name} failed: {error!r}")
         lost.__cause__ = error
         self.end_run(lost)
 
@@ -154,26 +158,24 @@ class Runner:
         if self._turn is not None or not self._lane or self._stopped or self._watching is None:
             return
         record = self._lane.popleft()
-        record.task = self._turn = asyncio.create_task(
-            self._take_turn(record), name="remote_rl training lane"
+        record.task = self._turn = asyncio.get_running_loop().create_task(
+            self._take_turn(record), name=_LANE
         )
-        self._turn.add_done_callback(self._turn_ended)
-
-    def _turn_ended(self, task: asyncio.Task[None]) -> None:
-        self._turn = None
-        if not task.cancelled() and task.exception() is not None:
-            self._ended_by_itself(task)
-        else:
-            self._next_turn()
 
     async def _take_turn(self, record: Record) -> None:
-        if record.deadline is not None:  # it may just have passed
-            self.watch.check(record, self.dispatcher.clock.now())
-        if not record.done:
-            await self._execute(record)
-        elif record.error is not None:
-            # cancelled while it waited: its failure counts where it stood
-            self.dispatcher.rules.failed(record.operation, record.error, began=False)
+        try:
+            if record.deadline is not None:  # it may just have passed
+                self.watch.check(record, self.dispatcher.clock.now())
+            if not record.done:
+                await self._execute(record)
+            elif record.error is not None:
+                # cancelled while it waited: its failure counts where it stood
+                self.dispatcher.rules.failed(record.operation, record.error, began=False)
+        except Exception as error:  # noqa: BLE001 - the dispatcher's own; a backend's ends in its record
+            self._failed_itself(_LANE, error)
+        finally:  # not once the task has ended: what is submitted at its outcome begins at once
+            self._turn = None
+            self._next_turn()
 
     async def _execute(self, record: Record) -> None:
         dispatcher = self.dispatcher

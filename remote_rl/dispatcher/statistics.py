@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -95,7 +95,7 @@ class Statistics:
         self._clock = clock
         self._version = version
         self._began = clock.now()
-        self._operations: dict[str, _Counts] = {}
+        self._operations: defaultdict[str, _Counts] = defaultdict(_Counts)
         self._staleness = Tally(VERSIONS)
         self._recent: deque[int] = deque(maxlen=_RECENT_SAMPLES)
         self._failure: _Failure | None = None
@@ -107,7 +107,7 @@ class Statistics:
 
     def accepted(self, record: Record) -> None:
         """A new record; it tells of its own end."""
-        counts = self._of(record.operation.name)
+        counts = self._operations[record.operation.name]
         counts.queued += 1
         if record.kept:
             counts.received_bytes += array_bytes(record.request)
@@ -115,7 +115,7 @@ class Statistics:
 
     def refused(self, operation: str, error: RemoteRLError) -> None:
         """A submit that was not accepted, among them late copies of what ended long ago."""
-        self._of(operation).refused[public_class(error)] += 1
+        self._operations[operation].refused[public_class(error)] += 1
 
     def had_no_room(self) -> None:
         """A submit was answered with `Busy`; its client brings it again."""
@@ -126,7 +126,7 @@ class Statistics:
         if record.started is None:
             record.started = self._clock.now()
         if record.observer is not None:
-            counts = self._of(record.operation.name)
+            counts = self._operations[record.operation.name]
             counts.queued -= 1
             counts.running += 1
             counts.queue_seconds.add(record.started - record.accepted)
@@ -138,7 +138,7 @@ class Statistics:
     def ended(self, record: Record) -> None:
         """An accepted record has its outcome."""
         name, now = record.operation.name, self._clock.now()
-        counts = self._of(name)
+        counts = self._operations[name]
         if record.started is None:
             counts.queued -= 1
         else:
@@ -250,12 +250,6 @@ class Statistics:
             return None
         ago = self._clock.now() - last.when
         return FailureStatus(operation=last.operation, error=last.error, seconds_ago=ago)
-
-    def _of(self, operation: str) -> _Counts:
-        counts = self._operations.get(operation)
-        if counts is None:  # made once a name, not for every question
-            counts = self._operations[operation] = _Counts()
-        return counts
 
 
 def public_class(error: RemoteRLError) -> str:

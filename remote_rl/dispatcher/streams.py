@@ -23,6 +23,9 @@ class NumberSet:
         """Adds one number; twice is once."""
         if number <= self._up_to:
             return
+        if number == self._up_to + 1 and not self._above:  # nearly always
+            self._up_to = number
+            return
         self._above.add(number)
         while self._up_to + 1 in self._above:
             self._up_to += 1
@@ -82,7 +85,8 @@ class ClientStream:
             return (record,)
         ready = []
         while (following := self.records.get(self._next)) is not None:
-            if self._next in self._acknowledged:  # its place was kept until its turn
+            # its place was kept until its turn
+            if following.done and self._next in self._acknowledged:
                 self._forget(self._next)
             self._next += 1
             ready.append(following)

@@ -117,18 +117,19 @@ class HttpTransport:
             async with self._opened().post(
                 self._url + route_of(type(message)),
                 data=_body(frame, moved, cut),
-                headers=self._headers(frame),
+                headers={"Content-Length": str(frame.nbytes)},
                 expect100=frame.nbytes >= ASK_FIRST_BYTES and frame.nbytes > self._let_in,
                 allow_redirects=False,
             ) as response:
-                moved(0)
                 said = response.headers.get("Content-Type")  # as it is; parsing it takes longer
                 if said != FRAME_TYPE and response.content_type != FRAME_TYPE:
+                    moved(0)
                     await self._refuse_foreign(response)
                 if cut is not None and cut.direction == "down":
                     await _break_off(response, cut.share)
                 body = arrived(response.content)
                 if body is None:
+                    moved(0)
                     body = await receive(response.content, moved=moved)
         except RemoteRLError:
             raise  # some are also an OSError
@@ -150,17 +151,18 @@ class HttpTransport:
             ) from error
 
     def _opened(self) -> aiohttp.ClientSession:
-        import aiohttp
-
         loop = asyncio.get_running_loop()
         if self._closed:
             raise ConnectionLost("the transport is closed")
         if self._session is None:
+            import aiohttp
+
             self._loop = loop
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=CONNECTIONS, ssl=self._tls or True),
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
+                headers=self._headers(),
                 auto_decompress=False,
                 read_bufsize=CHUNK_BYTES,
             )
@@ -168,10 +170,10 @@ class HttpTransport:
             raise RuntimeError("an HttpTransport belongs to the event loop of its first call")
         return self._session
 
-    def _headers(self, frame: Frame) -> dict[str, str]:
+    def _headers(self) -> dict[str, str]:
+        """Those of every request; each adds its length."""
         headers = {
             "Content-Type": FRAME_TYPE,
-            "Content-Length": str(frame.nbytes),
             "Accept": FRAME_TYPE,
             "Accept-Encoding": "identity",
         }

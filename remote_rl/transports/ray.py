@@ -1,5 +1,5 @@
 """Transport: messages to a dispatcher in a named Ray actor (imports ray_cluster, parcels,
-wire, messages, errors).
+silence, wire, messages, errors).
 
 One actor call a message, whose answer is the reply. The cluster is trusted: whoever may join it may
 call the actor, so there is no token beside Ray's own.
@@ -17,6 +17,7 @@ from ..wire import encode, seal
 from ..wire.digests import RequestDigest
 from .parcels import Parcel, pack, unpack
 from .ray_cluster import Place, in_short, joined
+from .silence import Silence, Silences
 
 SUBMITS = 32
 #: from here on a message is written to the object store by another thread than the loop's
@@ -35,6 +36,7 @@ class RayTransport:
         ray = joined()
         self._ray = ray
         self._closed = False
+        self._silences: Silences | None = None
         try:
             actor = ray.get_actor(self._place.name, namespace=self._place.namespace)
         except ValueError as error:
@@ -68,6 +70,8 @@ class RayTransport:
     async def close(self) -> None:
         """Later calls are lost; the process stays in the cluster."""
         self._closed = True
+        if self._silences is not None:
+            self._silences.close()
 
     async def call(self, message: Message, timeout: float) -> Any:
         """The dispatcher's reply. `timeout`: seconds from when the message is in Ray's hands. A
@@ -109,7 +113,7 @@ class RayTransport:
             reference = self._hand_over(message)
         answer = asyncio.wrap_future(reference.future())
         try:
-            async with asyncio.timeout(timeout):
+            with self._silence(timeout):
                 parcel: Parcel | str = await answer
                 return parcel
         except TimeoutError as error:
@@ -118,6 +122,12 @@ class RayTransport:
         except asyncio.CancelledError:
             self._ray.cancel(reference)
             raise
+
+    def _silence(self, seconds: float) -> Silence:
+        silences = self._silences
+        if silences is None or silences.loop is not asyncio.get_running_loop():
+            silences = self._silences = Silences()  # another loop's calls keep their own
+        return silences.watch(seconds)
 
     def _hand_over(self, message: Message) -> Any:
         """The reference of the answer to come; large arrays are in the object store by then."""

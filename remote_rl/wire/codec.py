@@ -57,11 +57,13 @@ def _encode_submit(submit: Submit, digest: RequestDigest) -> Frame:
     """
     late = digest.taken is None and digest.nbytes >= LATE_BYTES
     last = f'{{"#":{len(digest.buffers.described)}}}' if late else f'"{digest.text()}"'
-    acknowledged = _Encoder([]).text(submit.acknowledged) if submit.acknowledged else "[]"
+    keys = ",".join(
+        [f"[{_string(stream)},{int(number)}]" for stream, number in submit.acknowledged]
+    )
     deadline = "null" if submit.deadline is None else repr(float(submit.deadline))
     text = (
         f'{{"@":"Submit","client_id":{_string(submit.client_id)},'
-        f'"instance_id":{_string(submit.instance_id)},"acknowledged":{acknowledged},'
+        f'"instance_id":{_string(submit.instance_id)},"acknowledged":[{keys}],'
         f'"operation":{_string(submit.operation)},"number":{int(submit.number)},'
         f'"request":{digest.request},"digest":{last},'
         f'"generates_before":{int(submit.generates_before)},"deadline":{deadline},'
@@ -78,15 +80,13 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
     Raises `ProtocolError` for what no client of this protocol would send and the constructor's
     own error (`InvalidRequestError`) for an object that says what it must not.
     """
-    return _built(*parse(data))
+    tree, arrays = parse(data)
+    return _Decoder(arrays).value(tree)
 
 
 def decode_apart(opening: bytes | memoryview, buffers: Iterable[memoryview]) -> Any:
     """As `decode`, of a frame that came apart: its arrays are views into `buffers`."""
-    return _built(*parse_apart(opening, buffers))
-
-
-def _built(tree: Any, arrays: list[Array]) -> Any:
+    tree, arrays = parse_apart(opening, buffers)
     return _Decoder(arrays).value(tree)
 
 
@@ -125,20 +125,17 @@ class _Encoder:
         if kind is tuple or kind is list:
             return self._list(value)
         layout = _layouts().get(kind)
-        if layout is not None:
-            self._deeper(1)
-            members = self.members(value, *layout)
-            self._depth -= 1
-            return members + "}"
-        return self._rarer(value)
+        return self._rarer(value) if layout is None else self._object(value, *layout)
 
-    def members(self, value: Any, opening: str, fields: Iterable[tuple[str, str]]) -> str:
-        """An object without its closing brace."""
+    def _object(self, value: Any, opening: str, fields: Iterable[tuple[str, str]]) -> str:
+        self._deeper(1)
         parts = [opening]
         for key, name in fields:
             item = getattr(value, name)
             write = _WRITERS.get(type(item))
             parts += (key, self.text(item) if write is None else write(item))
+        parts.append("}")
+        self._depth -= 1
         return "".join(parts)
 
     def _rarer(self, value: Any) -> str:
@@ -220,17 +217,20 @@ class _Decoder:
         self.arrays = arrays
 
     def value(self, tree: Any) -> Any:
-        if type(tree) in _READ_AS_THEY_ARE:
-            return tree
-        if isinstance(tree, list):
+        if type(tree) is list:
+            if _READ_AS_THEY_ARE.issuperset(map(type, tree)):
+                return tuple(tree)
             return tuple(
                 [item if type(item) in _READ_AS_THEY_ARE else self._item(item) for item in tree]
             )
-        if not isinstance(tree, dict):
+        if type(tree) is not dict:
             return tree
         if "#" in tree:
             return self._array(tree["#"])
         kind = tree.get("@")
+        wire_class = wire_classes().get(kind) if type(kind) is str else None
+        if wire_class is not None:
+            return self._object(wire_class, tree)
         if kind == "map":
             of = tree.get("of")
             if not isinstance(of, dict):
@@ -242,7 +242,7 @@ class _Decoder:
             return float(tree["is"])
         if kind == "error":
             return RemoteRLError.from_wire(tree)
-        return self._object(kind, tree)
+        raise ProtocolError(f"the frame's tree holds an object of unknown class {kind!r}")
 
     def _item(self, tree: Any) -> Any:
         # a long list of references to one large array would cost a few bytes each here, and the
@@ -256,10 +256,7 @@ class _Decoder:
             raise ProtocolError(f"the frame's tree refers to array {index!r}, which is not there")
         return self.arrays[index]
 
-    def _object(self, name: Any, tree: dict[str, Any]) -> Any:
-        wire_class = wire_classes().get(name) if isinstance(name, str) else None
-        if wire_class is None:
-            raise ProtocolError(f"the frame's tree holds an object of unknown class {name!r}")
+    def _object(self, wire_class: type, tree: dict[str, Any]) -> Any:
         del tree["@"]
         for key, item in tree.items():
             if type(item) not in _READ_AS_THEY_ARE:
@@ -277,7 +274,7 @@ class _Decoder:
             OverflowError,
         ) as error:
             raise ProtocolError(
-                f"the fields of a {name} are not what they must be: {error}"
+                f"the fields of a {wire_class.__name__} are not what they must be: {error}"
             ) from error
 
 

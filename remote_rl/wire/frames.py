@@ -255,7 +255,8 @@ def _header(view: memoryview) -> tuple[dict[str, Any], int]:
     if not isinstance(header, dict):
         raise ProtocolError("the frame's header is not a JSON object")
     # most have fewer brackets than that, let alone within each other
-    if text.count("[") + text.count("{") > MAX_DEPTH and _is_deeper(header.get("tree"), MAX_DEPTH):
+    many = len(text) > 2 * MAX_DEPTH and text.count("[") + text.count("{") > MAX_DEPTH
+    if many and _is_deeper(header.get("tree"), MAX_DEPTH):
         raise ProtocolError(f"the frame's tree is nested more than {MAX_DEPTH} deep")
     return header, end + -end % ALIGNMENT
 

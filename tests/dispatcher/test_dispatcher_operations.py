@@ -56,6 +56,24 @@ async def test_operations_execute_by_number_whatever_the_arrival(operations):
 
 
 @in_loop
+async def test_an_operation_that_is_sent_at_the_outcome_of_another_begins_at_once():
+    """A small one ends in the loop's next turn, and its answer waits by no timer."""
+    loop, turns = asyncio.get_running_loop(), 0
+
+    def turn():
+        nonlocal turns
+        turns += 1
+        loop.call_soon(turn)
+
+    async with running() as talk:
+        await talk.result("zero_grad", 1)
+        loop.call_soon(turn)
+        for number in range(2, 5):
+            assert (await talk.submit("zero_grad", number, linger=30.0)).done
+        assert turns == 3
+
+
+@in_loop
 async def test_a_gap_holds_what_comes_after_until_the_lost_number_arrives():
     async with running() as talk:
         assert not (await talk.submit("optim_step", 2, OPTIM_STEP)).done
