@@ -48,7 +48,8 @@ def names(operations):
 
 
 held = rl.sampling.generate([[1]], SamplingParams(max_tokens=9))
-threading.Thread(target=train, daemon=True).start()
+training = threading.Thread(target=train, daemon=True)
+training.start()
 """
 
 
@@ -78,6 +79,7 @@ def test_a_driver_that_stood_still_trains_no_more(
         old.go_on()
         assert old.hear()["value"] == ["LeaseError"]
         assert set(old.do("names(last)")) == {"LeaseError"}
+        old.do("training.join(60)")
         assert old.do("[type(error).__name__ for error in ended]") == ["LeaseError"]
         old.tell("rl.training.optim_step(AdamW(lr=0.5)).result(60)")
         refused = old.hear()
