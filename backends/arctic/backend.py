@@ -4,7 +4,6 @@ contract)."""
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 from pathlib import Path
 
@@ -68,9 +67,10 @@ class ArcticBackend(HostedBackend):
         """The run's seed."""
         return self.config.seed
 
-    @functools.cached_property
+    @property
     def capabilities(self) -> Capabilities:
-        """All operations and losses; text only where the model has a tokenizer."""
+        """All operations and losses; text only where the model has a tokenizer, and, known once it
+        has started, stop strings only where that tells its tokens' bytes."""
         operations = frozenset(OPERATIONS) - ALWAYS_OFFERED
         text = self._text
         return Capabilities(
@@ -78,7 +78,7 @@ class ArcticBackend(HostedBackend):
             outputs=frozenset({"logprobs", "entropy"}),
             losses=frozenset(each.__name__ for each in LOSSES.values()),
             optimizers=frozenset({"AdamW"}),
-            sampling_options=_SAMPLING_OPTIONS | ({"stop"} if text else set()),
+            sampling_options=(_SAMPLING_OPTIONS | ({"stop"} if text else set())) - self.withheld,
             sampling_outputs=frozenset({"logprobs", "drawn_logprobs"}),
             in_flight=frozenset({"keep", "wait", "abort"}),
             push_dtypes=frozenset({"float32", "bfloat16", "float16"}),

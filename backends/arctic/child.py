@@ -23,6 +23,7 @@ import attrs
 
 from remote_rl.errors import BackendError
 from remote_rl.protocol import OperationContext
+from remote_rl.types import Devices
 
 from .channel import Channel
 from .leftovers import Owner, end_processes, end_session, kill_session, remove_segments
@@ -45,6 +46,15 @@ class Facts:
     next_version: int
     directory: Path | None
     seed: int
+
+
+@attrs.frozen(kw_only=True)
+class Started:
+    """What the start of an engine answers. devices: what it computes on. withheld: options of
+    `SamplingParams` that are offered in general and not with this model, by name."""
+
+    devices: Devices
+    withheld: frozenset[str] = frozenset()
 
 
 @attrs.define(eq=False)

@@ -1,5 +1,5 @@
 """Arctic backend: the Ray cluster that the workers run on, an own one or one that is there
-(imports ray, config, engine_factory, leftovers and the way into a cluster of remote_rl)."""
+(imports ray, config, engine_factory, places, leftovers and the way into a cluster of remote_rl)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import socket
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -23,11 +24,14 @@ from remote_rl.transports.ray_cluster import joined
 from .config import ArcticConfig
 from .engine_factory import environment, on_cpu
 from .leftovers import Owner, owner_of
+from .places import busy, place_of_engine, places, shares_gpus, shortage, total
 
 PROBE_SECONDS = 1.0
 _PROBE_TRIES = 3
 _OWN_PATIENCE_SECONDS = 10.0
 _LAST_LINES = 20
+#: a label that Ray gives every node
+_NODE_LABEL = "ray.io/node-id"
 _SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -38,15 +42,11 @@ class Cluster:
         self._config = config
         self._directory = directory
         self._probe: asyncio.Task[None] | None = None
-        self._shared: Any = None  # the placement group of colocated halves
+        #: for Ray, by the numbers of `places`
+        self._reserved: dict[int, PlacementGroupSchedulingStrategy] = {}
 
-    def start(self) -> None:
-        """Blocks for two or three seconds. A cluster of our own ends with this process."""
-        self._join()
-        if self._config.placement.colocated and not on_cpu(self._config):
-            self.share()
-
-    def _join(self) -> None:
+    def join(self) -> None:
+        """Joins the cluster, or starts one, which ends with this process: two or three seconds."""
         placement = self._config.placement
         ranks, engines = self._config.training.ranks, self._config.sampling.engines
         if placement.address is not None:
@@ -68,24 +68,50 @@ class Cluster:
                 traceback=traceback.format_exc(),
             ) from error
 
-    def share(self) -> None:
-        """Reserves what the halves share: a GPU for each rank and the engine of its number. Half a
-        GPU each would not do: Ray could put two ranks on one. Ends with this process's job.
+    def reserve(self) -> None:
+        """Takes the places of all workers, before any of them loads anything: in a cluster that is
+        there, and where the halves share GPUs (half a GPU each would not do: Ray could put two
+        ranks on one). Ends with this process's job.
 
-        Raises `BackendError` where the cluster does not give so many: one that is there within
-        start_timeout, since it may grow, and one of our own within seconds."""
-        count = max(self._config.training.ranks, self._config.sampling.engines)
+        Raises `BackendError`: at once where the cluster has not so much, and where others have it,
+        after start_timeout, or, in a cluster of our own, after seconds."""
         placement = self._config.placement
-        patience = placement.start_timeout if placement.address else _OWN_PATIENCE_SECONDS
-        self._shared = ray.util.placement_group([{"GPU": 1, "CPU": 2}] * count)
-        if not self._shared.wait(min(patience, placement.start_timeout)):
-            have = ray.cluster_resources()
-            raise BackendError(
-                f"placement.colocated wants {count} GPUs with 2 CPUs each, and the Ray cluster has "
-                f"{have.get('GPU', 0):g} and {have.get('CPU', 0):g}, or others use them; lower "
-                "training.ranks and sampling.engines, or free some",
-                worker="Ray",
+        if placement.address is None and not shares_gpus(self._config):
+            return
+        nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+        own = ray.get_runtime_context().get_node_id()
+        grows_to = ray._private.state.state.get_max_resources_from_cluster_config()
+        lacking = shortage(self._config, nodes, own, grows_to)
+        if lacking is None:
+            patience = placement.start_timeout
+            if placement.address is None:
+                patience = min(patience, _OWN_PATIENCE_SECONDS)
+            if self._took(own, patience):
+                return
+            wanted = places(self._config)
+            own_part = [wanted[number].resources for number in self._reserved]
+            free = total([ray.available_resources(), *own_part])
+            lacking = busy(self._config, total(nodes.values()), free, patience)
+        raise BackendError(lacking, worker="Ray")
+
+    def _took(self, own: str, patience: float) -> bool:
+        """Whether all places were free within so many seconds. Those that are bound to this machine
+        come first: Ray deals out one group greedily, and would give their room to others."""
+        end = time.monotonic() + patience
+        wanted = list(enumerate(places(self._config)))
+        for here in (True, False):
+            group = [(number, place) for number, place in wanted if place.here is here]
+            if not group:
+                continue
+            reserved = ray.util.placement_group(
+                [dict(place.resources) for _, place in group],
+                bundle_label_selector=[{_NODE_LABEL: own} if here else {}] * len(group),
             )
+            if not reserved.wait(max(end - time.monotonic(), 0)):
+                return False
+            for index, (number, _) in enumerate(group):
+                self._reserved[number] = PlacementGroupSchedulingStrategy(reserved, index)
+        return True
 
     def watch(self, lost: Callable[[str], None]) -> None:
         """From now on `lost` is called, with the reason, when the cluster's head or this machine's
@@ -94,12 +120,12 @@ class Cluster:
         self._probe = asyncio.create_task(self._watch(lost), name="arctic cluster probe")
 
     async def _watch(self, lost: Callable[[str], None]) -> None:
-        places = await asyncio.get_running_loop().run_in_executor(None, _places)
-        failures = dict.fromkeys(places, 0)
+        listening = await asyncio.get_running_loop().run_in_executor(None, _listening)
+        failures = dict.fromkeys(listening, 0)
         while True:
             # what doesn't answer is asked again at once
             await asyncio.sleep(PROBE_SECONDS if not any(failures.values()) else PROBE_SECONDS / 5)
-            for name, (host, port) in places.items():
+            for name, (host, port) in listening.items():
                 try:
                     async with asyncio.timeout(2 * PROBE_SECONDS):
                         _, writer = await asyncio.open_connection(host, port)
@@ -131,15 +157,21 @@ class Cluster:
                 await self._probe
         await asyncio.get_running_loop().run_in_executor(None, ray.shutdown)
 
-    def actor_options(self, number: int, devices: int = 1) -> dict[str, Any]:
-        """Of the worker of this number in its half. devices: GPUs it needs; of colocated halves,
-        the two workers of one number have one GPU between them."""
+    def rank_options(self, number: int) -> dict[str, Any]:
+        """Of the Ray actor of a training rank."""
+        return self._options(number, 1)
+
+    def engine_options(self, number: int) -> dict[str, Any]:
+        """Of the Ray actor of a sampling engine."""
+        devices = self._config.sampling.tensor_parallel
+        return self._options(place_of_engine(self._config, number), devices)
+
+    def _options(self, place: int, devices: int) -> dict[str, Any]:
         options: dict[str, Any] = {"num_cpus": 1, "max_restarts": 0}
-        if self._shared is not None:
-            options["num_gpus"] = 0.5
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._shared, number)
-        elif not on_cpu(self._config):
-            options["num_gpus"] = devices
+        if not on_cpu(self._config):
+            options["num_gpus"] = 0.5 if shares_gpus(self._config) else devices
+        if place in self._reserved:
+            options["scheduling_strategy"] = self._reserved[place]
         return options
 
     def environment(self, threads: int | None) -> dict[str, str]:
@@ -166,7 +198,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _places() -> dict[str, tuple[str, int]]:
+def _listening() -> dict[str, tuple[str, int]]:
     """Where the head and the own node's raylet listen."""
     own = ray.get_runtime_context()
     host, _, port = own.gcs_address.rpartition(":")

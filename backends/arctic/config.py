@@ -28,7 +28,7 @@ Class = TypeVar("Class")
 
 DTYPES = ("float32", "bfloat16")
 DEVICES = ("auto", "cpu", "cuda")
-WEIGHT_PATHS = ("auto", "shared_memory", "cuda_ipc")
+WEIGHT_PATHS = ("auto", "shared_memory", "cuda_ipc", "gloo", "nccl")
 
 
 def as_config(cls: type[Class], value: Any) -> Any:
@@ -144,11 +144,14 @@ class SamplingConfig:
 @strict
 @attrs.frozen(kw_only=True)
 class WeightsConfig:
-    """How weights get from trainer to sampler. path: "shared_memory" (one machine, any device) or
-    "cuda_ipc" (colocated, a rank beside each engine); "auto" is cuda_ipc where it can be, and
-    shared_memory elsewhere. A push goes through shared memory."""
+    """How weights get from trainer to sampler. path: "shared_memory" (one machine, any device),
+    "cuda_ipc" (colocated, a rank beside each engine), "nccl" (halves apart, on GPUs of any
+    machines) or "gloo" (any machines and devices, over TCP); "auto" is cuda_ipc where it can be,
+    and shared_memory elsewhere. A push goes through shared memory. patience: seconds after which a
+    broadcast (gloo, nccl) in which nothing moves is given up."""
 
     path: str = attrs.field(default="auto", validator=one_of(WEIGHT_PATHS))
+    patience: float = attrs.field(default=60.0, converter=plain, validator=number(above=0))
 
 
 @strict
@@ -245,7 +248,7 @@ class ArcticConfig:
             )
         if self.placement.device == "cpu":
             refused = {
-                "weights.path": self.weights.path == "cuda_ipc",
+                "weights.path": self.weights.path in ("cuda_ipc", "nccl"),
                 "sampling.tensor_parallel": self.sampling.tensor_parallel > 1,
                 "placement.colocated": self.placement.colocated,
             }
@@ -259,6 +262,12 @@ class ArcticConfig:
             raise InvalidRequestError(
                 "weights.path 'cuda_ipc' needs placement.colocated and a rank for each engine: an "
                 "engine reads from the rank on its own GPU; use 'shared_memory'",
+                field="weights.path",
+            )
+        elif self.weights.path == "nccl" and self.placement.colocated:
+            raise InvalidRequestError(
+                "weights.path 'nccl' needs placement.colocated false: NCCL takes one process to a "
+                "GPU; use 'cuda_ipc', which colocated halves take by themselves",
                 field="weights.path",
             )
 

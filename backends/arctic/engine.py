@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from remote_rl.errors import BackendError
 from remote_rl.protocol import OperationContext
@@ -21,8 +21,10 @@ from remote_rl.requests import (
     Sleep,
     Wake,
 )
-from remote_rl.types import Devices, Generation
+from remote_rl.types import Generation
 
+from .broadcasting import Broadcasts
+from .child import Started
 from .cluster import Cluster
 from .config import ArcticConfig
 from .engine_factory import way_of
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from .host import Reports
 
 _HEARTBEAT_SECONDS = 5.0
+_GRACE_SECONDS = 10.0
 
 
 class Engine:
@@ -58,22 +61,32 @@ class Engine:
         self._cluster = Cluster(config, directory)
         self._trainers = TrainerGroup(config, self._cluster)
         self._pool = SamplerPool(config, self._cluster, self._tell_workers)
-        self._path = WeightPath(self._trainers, self._pool, reports, way_of(config))
+        self._path = WeightPath(self._trainers, self._pool, reports, self._way())
         self._training = TrainingFace(config, self._trainers, self._start_trainers_again)
         self._placing = place(config, TrainingHalf(self._trainers), self._pool)
         self.weights = PlacedWeights(self._path, self._pool, self._placing)
         self.training = PlacedTraining(self._training, self._placing)
         self.sampling = SamplingFace(self._pool, self._placing)
 
-    async def start(self, request: None, context: OperationContext) -> Devices:
+    def _way(self) -> Literal["shared_memory", "cuda_ipc"] | Broadcasts:
+        way, config = way_of(self._config), self._config
+        if way == "shared_memory" or way == "cuda_ipc":
+            return way
+        workers, patience = config.sampling.tensor_parallel, config.weights.patience
+        return Broadcasts(self._trainers, self._pool, way, workers, patience)
+
+    async def start(self, request: None, context: OperationContext) -> Started:
         """Cluster, then ranks and engines side by side (one after the other where they share
         GPUs, since each measures what is free, with ranks that make room where they are to). What
-        they compute on."""
+        they compute on, and what they can't do with this model."""
         patience = self._config.placement.start_timeout
         sweep_dead()
         async with _stage(0, "starting Ray", patience, context):
-            await context.thread(self._cluster.start)
+            await context.thread(self._cluster.join)
         self._cluster.watch(self._reports.lost)
+        # it ends by itself, with a reason that is worth more than that it took too long
+        async with _stage(0, "taking places in Ray", patience + _GRACE_SECONDS, context):
+            await context.thread(self._cluster.reserve)
         ranks, engines = self._config.training.ranks, self._config.sampling.engines
         loading = f"loading the model in {ranks} ranks and {engines} vLLM engines"
         async with _stage(1, loading, patience, context):
@@ -89,7 +102,9 @@ class Engine:
         self._training.begin(context.version)
         self._reports.serving(self._sampler_version, None)
         context.progress(3, 3, "ready")
-        return self._trainers.devices
+        stops = await self._pool.offers_stop_strings()
+        withheld = frozenset[str]() if stops else frozenset({"stop"})
+        return Started(devices=self._trainers.devices, withheld=withheld)
 
     async def _start_trainers(self, context: OperationContext) -> None:
         await self._trainers.start(context, self._tell_workers)
@@ -138,7 +153,7 @@ class SamplingFace:
     async def generate(self, request: Generate, context: OperationContext) -> Generation:
         """All samples of a request."""
         return await self._placing.draw(
-            lambda: self._pool.generate(request, context), told_by(context)
+            lambda: self._pool.generate(request, context), told_by(context), context.abort_signal
         )
 
     async def pause(self, request: Pause, context: OperationContext) -> None:

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from .host import Reports
 
 #: how a sync carries weights
-Way: TypeAlias = Literal["shared_memory", "cuda_ipc"]
+Way: TypeAlias = Literal["shared_memory", "cuda_ipc", "gloo", "nccl"]
 
 _DEVICES = Path("/dev")
+_RAY_SECONDS = 10  # that Ray waits for a node to register, unless told otherwise
 
 
 def create_engine(
@@ -46,6 +47,11 @@ def environment(config: ArcticConfig) -> dict[str, str]:
         # Ray warns about its own future default otherwise
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
+    if config.placement.address is None:
+        # of its first node, too few on a machine that does much else. Half of what a start may
+        # take, so that what Ray says of one that never comes is still heard
+        patience = max(_RAY_SECONDS, int(config.placement.start_timeout / 2))
+        variables["RAY_raylet_start_wait_time_s"] = str(patience)
     if on_cpu(config):
         variables |= {
             "DS_ACCELERATOR": "cpu",

@@ -15,7 +15,7 @@ from remote_rl.protocol import OperationContext, Sampling, Training, WeightSync
 from remote_rl.requests import Reset, Sleep, Wake
 from remote_rl.types import Devices
 
-from .child import Child, Facts
+from .child import Child, Facts, Started
 
 #: operations that start the engine anew where it is gone
 _REVIVING = frozenset({"load", "reset"})
@@ -45,7 +45,7 @@ class HostedBackend:
     def __init__(self, make_child: Callable[[int | None, Served], Child]) -> None:
         self._make_child = make_child
         self._child: Child | None = None
-        self._devices: Devices | None = None
+        self._started: Started | None = None
         self._serves: tuple[int | None, int | str | None] = (None, None)
         self._paused = False
         self._base = 0  # the version that the base weights had when they were current
@@ -75,7 +75,12 @@ class HostedBackend:
     @property
     def devices(self) -> Devices | None:
         """What the engine computes on, by what its start answered."""
-        return self._devices
+        return None if self._started is None else self._started.devices
+
+    @property
+    def withheld(self) -> frozenset[str]:
+        """Options of `SamplingParams` that its start found can't be offered with this model."""
+        return frozenset() if self._started is None else self._started.withheld
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -99,7 +104,7 @@ class HostedBackend:
         try:
             child.spawn()
             facts = attrs.evolve(_facts("start", context), version=self._base)
-            self._devices = await child.call(facts, None, context)
+            self._started = await child.call(facts, None, context)
             if self._paused:
                 await child.call(_facts("pause", context), None, context)
         except BaseException:

@@ -76,7 +76,7 @@ class Placing:
         self._moving = asyncio.Lock()
         self._asking = 0  # holds that wait for their turn to move
         self._using: Counter[Half] = Counter()  # by holds
-        self._drawing = 0
+        self._drawing = self._leaving = 0
         self._delivered = False  # by the last hold
         self._paused = self._put_to_sleep = self._draining = False
         self._failing: asyncio.Future[BackendError] | None = None
@@ -127,11 +127,20 @@ class Placing:
         finally:
             self._moving.release()
 
-    async def draw(self, work: Callable[[], Coroutine[Any, Any, T]], told: Told) -> T:
+    async def draw(
+        self, work: Callable[[], Coroutine[Any, Any, T]], told: Told, aborted: asyncio.Event
+    ) -> T:
         """The result of `work`, which draws while the sampler is awake. Raises what it raises, and
-        `BackendError` where the sampler can't be woken for it."""
+        `BackendError` where the sampler can't be woken for it. aborted: `work` ends soon once this
+        is set, and waits for nobody then."""
         async with _beating(told, self._why_nothing_is_drawn):
-            await self._until(lambda: not self._draining)
+            hearing = asyncio.ensure_future(self._hear(aborted))
+            try:
+                await self._until(lambda: not self._draining or aborted.is_set())
+            finally:
+                hearing.cancel()
+            if aborted.is_set():
+                return await work()
             self._put_to_sleep = False
             self._drawing += 1
             failing = self._failing = self._failing or asyncio.get_running_loop().create_future()
@@ -144,10 +153,16 @@ class Placing:
                 raise failing.result().copy()
             finally:
                 task.cancel()
+                self._leaving += 1  # engines still have to forget it, and are not woken for it
                 await asyncio.wait({task})
                 _ = task.cancelled() or task.exception()  # looked at, so asyncio doesn't complain
+                self._leaving -= 1
                 self._drawing -= 1
                 self._changed()
+
+    async def _hear(self, aborted: asyncio.Event) -> None:
+        await aborted.wait()
+        self._changed()
 
     def _why_nothing_is_drawn(self) -> str:
         if self._levels[SAMPLING] is Level.AWAKE and not self._draining:
@@ -233,7 +248,7 @@ class Placing:
 
     def _is_wanted(self) -> bool:
         """Whether generates wait for a sampler that may be woken now."""
-        if not self._drawing or self._paused or self._put_to_sleep:
+        if self._drawing == self._leaving or self._paused or self._put_to_sleep:
             return False
         if not self.exclusive:
             return self._levels[SAMPLING] is not Level.AWAKE

@@ -29,10 +29,13 @@ from .leftovers import Owner, end_processes
 from .model_directory import model_info
 from .sampling.settings import SampleRequest, SamplerSettings
 from .weights.manifest import Form
+from .worker_errors import worker_error
 
 log = logging.getLogger("remote_rl.arctic")
 
 _MOST_CALLS = 100_000
+_BEGUN_AGAIN = "it is started again, and serves after the next weights.sync"
+_LIVES = "it lives: do as that says, or look at the traceback in the error's details"
 
 
 class SamplerActor:
@@ -84,7 +87,8 @@ class SamplerWorker:
     """One engine as the pool sees it, through all its lives.
 
     ready: it answers. synced: it has the weights that the pool serves. flying: samples that it is
-    to draw. failure: why it isn't there, or the last time wasn't. died: called when it dies.
+    to draw. updating: it was told to take weights, and has not answered. failure: why it isn't
+    there, or the last time wasn't. died: called when it dies.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class SamplerWorker:
         self.process: Owner | None = None
         self.ready = False
         self.synced = False
+        self.updating = False
         self.flying = 0
         self.failure: BackendError | None = None
         self._config = config
@@ -102,12 +107,13 @@ class SamplerWorker:
         self._died = died
         self._actor: Any = None
         self._watch: asyncio.Task[None] | None = None
+        self._given_up: tuple[Any, BackendError] | None = None
 
     async def start(self, version: int | None, heard: Callable[[], None]) -> Mapping[str, Form]:
         """The tensors that it expects. version: of the base weights, None serves nothing yet.
         heard: called once its process is known. Raises what it refuses, and `BackendError`."""
         sampling = self._config.sampling
-        options = self._cluster.actor_options(self._number, sampling.tensor_parallel)
+        options = self._cluster.engine_options(self._number)
         remote = ray.remote(SamplerActor).options(max_concurrency=_MOST_CALLS, **options)
         actor = self._actor = remote.remote(self._cluster.environment(sampling.threads))
         try:
@@ -147,10 +153,14 @@ class SamplerWorker:
     async def ask(self, method: str, *arguments: Any) -> Any:
         """One method of the engine. Raises as `draw` does."""
         actor = self._actor
+        updates = method == "update"
+        self.updating = self.updating or updates
         try:
             answer = await actor.run.remote(method, *arguments)
         except RayError as error:
             raise self._lost(actor, method, error) from None
+        finally:
+            self.updating = self.updating and not updates
         if isinstance(answer, RemoteRLError):
             raise self._told(actor, method, answer)
         return answer
@@ -167,26 +177,45 @@ class SamplerWorker:
             return self._lost(actor, method, error)
         if not isinstance(error, BackendError):
             return error
-        told = BackendError(f"{self.name}: {error}", **{**error.details, "worker": self.name})
+        details = {"traceback": "", **error.details, "worker": self.name}
+        told = worker_error(why=error, method=method, then=_LIVES, **details)
         told.__cause__ = error.__cause__
         return told
 
     def _lost(self, actor: Any, method: str, error: Exception) -> BackendError:
         """It has died, as somebody notices; the first one who does has it started again."""
+        if self._given_up is not None and self._given_up[0] is actor:
+            return self._given_up[1].copy()
         traceback = getattr(error, "details", {}).get("traceback") or str(error)
-        where = f" in {method}" if method else ""
-        failure = BackendError(
-            f"{self.name} died{where} ({type(error).__name__}); it is started again, and serves "
-            "after the next weights.sync",
-            worker=self.name,
-            traceback=f"{traceback}{self._cluster.last_words(self.process)}",
+        failure = worker_error(
+            self.name,
+            type(error) if isinstance(error, RayError) else error,
+            method,
+            _BEGUN_AGAIN,
+            f"{traceback}{self._cluster.last_words(self.process)}",
             died=True,
         )
+        self._bury(actor, failure)
+        return failure.copy()
+
+    def give_up(self, why: str) -> None:
+        """Ends one that hangs: what it was asked fails with this, and it is started again. Nothing
+        to do where it has died, and perhaps starts, already."""
+        if not self.ready:
+            return
+        failure = BackendError(
+            f"{self.name} {why}; it was ended, and {_BEGUN_AGAIN}",
+            worker=self.name,
+            died=True,
+        )
+        self._given_up = (self._actor, failure)
+        self._bury(self._actor, failure)
+
+    def _bury(self, actor: Any, failure: BackendError) -> None:
         if self._actor is actor:
             self.failure = failure
             self.end()
             self._died()
-        return failure.copy()
 
     def end(self) -> None:
         """Kills it."""
@@ -199,11 +228,6 @@ class SamplerWorker:
             end_processes([self.process])
         self._actor = self._watch = self.process = None
         self.ready = self.synced = False
-
-
-def is_death(answer: object) -> bool:
-    """Whether an engine has died, rather than answered, refused or failed in one request."""
-    return isinstance(answer, BackendError) and answer.details.get("died") is True
 
 
 def sampler_settings(config: ArcticConfig, version: int | None) -> SamplerSettings:

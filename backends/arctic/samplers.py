@@ -1,12 +1,12 @@
-"""Arctic backend: the vLLM engines as one sampler (imports sampler_worker, together and the
-contract)."""
+"""Arctic backend: the vLLM engines as one sampler (imports sampler_worker, reviving, together and
+the contract)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from remote_rl.errors import BackendError, RemoteRLError
@@ -14,21 +14,23 @@ from remote_rl.protocol import OperationContext
 from remote_rl.requests import Generate, InFlight
 from remote_rl.types import Generation, Label, Sample
 
+from .asking import asked, is_death, most_telling, serve_on
 from .cluster import Cluster
 from .config import ArcticConfig
 from .placing import Level
-from .sampler_worker import SamplerWorker, is_death
+from .reviving import Revival
+from .sampler_worker import SamplerWorker
+from .sampling.flight import undrawn
 from .sampling.settings import SampleRequest
 from .together import together
 from .weights.manifest import Form, Manifest
-from .weights.sources import Source
+from .weights.sources import Broadcast, Source
 
 log = logging.getLogger("remote_rl.arctic")
 
 HEARTBEAT_SECONDS = 1.0
 _WAIT_SECONDS = 5.0
-#: of an engine that died; one that is killed again while it starts gets another try
-_MOST_STARTS = 3
+_ABORT_SECONDS = 5.0
 
 
 class SamplerPool:
@@ -50,8 +52,9 @@ class SamplerPool:
         self._paused = False
         self._level = Level.AWAKE
         self._started = False
-        self._closing = False
-        self._starting: dict[SamplerWorker, asyncio.Task[None]] = {}
+        self._revival = Revival(
+            lambda worker: self._start(worker, None), config.placement.start_timeout
+        )
         #: shape and dtype of every tensor that the engines expect, by name
         self.forms: Mapping[str, Form] = {}
 
@@ -64,6 +67,11 @@ class SamplerPool:
     def ready(self) -> bool:
         """Whether some engine can take weights."""
         return any(each.ready for each in self._workers)
+
+    @property
+    def living(self) -> tuple[SamplerWorker, ...]:
+        """The engines that can take weights."""
+        return tuple(each for each in self._workers if each.ready)
 
     @property
     def processes(self) -> tuple[Any, ...]:
@@ -84,6 +92,10 @@ class SamplerPool:
             await worker.ask("sleep")
         if self._level is Level.WEIGHTS:
             await worker.ask("wake", False)
+
+    async def offers_stop_strings(self) -> bool:
+        """Whether engines find stop strings in what this model writes."""
+        return all(await self._everywhere("offers_stop_strings"))
 
     # -- generating -----------------------------------------------------------------------------
 
@@ -116,10 +128,11 @@ class SamplerPool:
             self._beat(context, "generating", lambda: (len(done), total))
         )
         try:
-            await together(*(self._serve(group, take) for group in groups))
-        except RemoteRLError:
-            with contextlib.suppress(RemoteRLError):  # the first failure is the one to tell
-                await self._everywhere("abort", [context.request_id])
+            await together(*(self._serve(group, take, context) for group in groups))
+        except (RemoteRLError, asyncio.CancelledError):
+            # an engine knows nothing of it, and would draw on; what hangs is not waited for
+            ending = asyncio.ensure_future(self._abort(context))
+            await asyncio.wait({ending}, timeout=_ABORT_SECONDS)
             raise
         finally:
             aborting.cancel()
@@ -127,9 +140,18 @@ class SamplerPool:
         done.sort(key=lambda sample: (sample.prompt_index, sample.index))
         return Generation.from_samples(done)
 
-    async def _serve(self, group: list[SampleRequest], take: Callable[[Sample], None]) -> None:
+    async def _serve(
+        self,
+        group: list[SampleRequest],
+        take: Callable[[Sample], None],
+        context: OperationContext,
+    ) -> None:
         left = {(each.prompt_index, each.index): each for each in group}
         while left:
+            if context.cancelled and self._version is not None:
+                for each in left.values():
+                    take(undrawn(each, (self._version, self._label)))
+                return
             worker = self._least_busy()
             count = len(left)
             worker.flying += count
@@ -163,7 +185,11 @@ class SamplerPool:
 
     async def _pass_abort(self, context: OperationContext) -> None:
         await context.abort_signal.wait()
-        await self._everywhere("abort", [context.request_id])
+        await self._abort(context)
+
+    async def _abort(self, context: OperationContext) -> None:
+        with contextlib.suppress(RemoteRLError):  # the generate itself tells
+            await self._everywhere("abort", [context.request_id])
 
     async def _beat(
         self, context: OperationContext, what: str, state: Callable[[], tuple[int, int]]
@@ -208,7 +234,7 @@ class SamplerPool:
     async def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
         """Results of the engines that are there; one that dies in it is started again."""
         living = [each for each in self._workers if each.ready]
-        answers = await _asked(living, method, *arguments)
+        answers = await asked(living, method, *arguments)
         for answer in answers:
             if isinstance(answer, BaseException) and not is_death(answer):
                 raise answer
@@ -219,9 +245,9 @@ class SamplerPool:
     async def available(self, context: OperationContext) -> None:
         """Returns once an engine can take weights. Those that are gone are started again, and
         waited for where there is no other. Raises `BackendError` where none can be started."""
-        self._start_missing()
+        self._revival.of(self._workers)
         while not self.ready:
-            starting = list(self._starting.values())
+            starting = self._revival.running
             if not starting:
                 raise next(each.failure for each in self._workers if each.failure).copy()
             context.progress(0, 1, "starting a sampling engine again")
@@ -235,26 +261,31 @@ class SamplerPool:
         version: int,
         label: Label,
         context: OperationContext,
+        among: Collection[Any] | None = None,
+        failed: Callable[[], None] = lambda: None,
     ) -> list[str]:
-        """Delivers the tensors of a source to all engines; the fingerprint of what each of them
-        then holds. Where one fails half-way none serves until the next delivery; one that dies is
-        started again, and the others have been served."""
-        living = {each: each.process for each in self._workers if each.ready}
+        """Delivers the tensors of a source to all engines, or those whose processes are `among`
+        these; the fingerprint of what each of them then holds. Where one fails half-way none serves
+        until the next delivery; one that dies is started again, and the others have been served.
+        failed: called as soon as one does."""
+        living = {
+            each: each.process for each in self.living if among is None or each.process in among
+        }
         # generates that it waits for may take longer than a silent operation is trusted
         beating = asyncio.ensure_future(
             self._beat(context, "delivering weights", lambda: (0, len(living)))
         )
         try:
             given = (manifest, source, in_flight, version, label)
-            answers = await _asked(living, "update", *given)
+            answers = await asked(living, "update", *given, failed=failed)
         finally:
             beating.cancel()
         failures = [each for each in answers if isinstance(each, BaseException)]
         failures.sort(key=is_death)
         taken = [each for each in answers if not isinstance(each, BaseException)]
         if failures and not (taken and is_death(failures[0])):
-            await self._after_failure()
-            raise failures[0]
+            await serve_on(self._workers, (self._version, self._label))
+            raise most_telling(failures) if isinstance(source, Broadcast) else failures[0]
         if not taken:
             raise BackendError("every sampling engine has died; sync again, which waits for one")
         for worker, process in living.items():
@@ -263,68 +294,16 @@ class SamplerPool:
         self._version, self._label = version, label
         return [str(each) for each in taken]
 
-    async def _after_failure(self) -> None:
-        """Engines that refused before a byte had moved serve what they did; all or none."""
-        living = [each for each in self._workers if each.synced]
-        states = await _asked(living, "serving")
-        same = all(state == (self._version, self._label) or is_death(state) for state in states)
-        for worker in living:
-            worker.synced = worker.synced and same
-
     # -- death ----------------------------------------------------------------------------------
 
     def _died(self) -> None:
         """Starts again what has died."""
         self._heard()
         if self._started:
-            self._start_missing()
-
-    def _start_missing(self) -> None:
-        for worker in self._workers:
-            if not (worker.ready or worker in self._starting or self._closing):
-                log.error("%s", worker.failure or f"{worker.name} is started again")
-                self._starting[worker] = asyncio.create_task(
-                    self._revive(worker), name=f"start of {worker.name}"
-                )
-
-    async def _revive(self, worker: SamplerWorker) -> None:
-        try:
-            for _ in range(_MOST_STARTS):
-                if await self._started_again(worker):
-                    log.info(
-                        "%s is there again; it serves after the next weights.sync", worker.name
-                    )
-                    return
-        finally:
-            del self._starting[worker]
-
-    async def _started_again(self, worker: SamplerWorker) -> bool:
-        patience = self._config.placement.start_timeout
-        try:
-            async with asyncio.timeout(patience):
-                await self._start(worker, None)
-        except (RemoteRLError, TimeoutError) as error:
-            why = f"not within {patience:g} s" if isinstance(error, TimeoutError) else str(error)
-            worker.failure = BackendError(
-                f"{worker.name} could not be started again ({why}); weights.sync tries it anew",
-                worker=worker.name,
-                traceback=str(getattr(error, "details", {}).get("traceback", "")),
-            )
-            log.error("%s", worker.failure)
-            worker.end()
-            return False
-        return True
+            self._revival.of(self._workers)
 
     async def close(self) -> None:
         """Ends all engines."""
-        self._closing = True
-        for task in self._starting.values():
-            task.cancel()
+        self._revival.close()
         for worker in self._workers:
             worker.end()
-
-
-async def _asked(workers: Iterable[SamplerWorker], method: str, *arguments: Any) -> list[Any]:
-    """What each answers, or the error that it raised."""
-    asking = [each.ask(method, *arguments) for each in workers]
-    return await asyncio.gather(*asking, return_exceptions=True)

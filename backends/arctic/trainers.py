@@ -1,122 +1,38 @@
-"""Arctic backend: the training ranks as one worker (imports ray, cluster, plan and the contract;
-training.rank in the ranks)."""
+"""Arctic backend: the training ranks as one worker (imports ray, cluster, rank_worker and the
+contract)."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import attrs
 import ray
 from ray.exceptions import RayError
 
-from remote_rl.errors import REFUSALS, BackendError, RemoteRLError, describe
+from remote_rl.errors import REFUSALS, BackendError, describe
 from remote_rl.protocol import OperationContext
 from remote_rl.types import Devices
 
-from .cluster import Cluster, begin_worker, free_port
+from .cluster import Cluster
 from .config import ArcticConfig
 from .devices import devices_of
-from .engine_factory import on_cpu
 from .leftovers import Owner, end_processes
-from .training.answers import RankFacts, RankSettings
+from .rank_worker import Outcome, RankActor
+from .training.answers import RankFacts
 from .weights.manifest import Form
+from .worker_errors import worker_error
 
 log = logging.getLogger("remote_rl.arctic")
 
 PULSE_SECONDS = 1.0
 #: how long the other ranks may take to answer once one has refused or failed
 _GRACE_SECONDS = 5.0
-
-
-@attrs.frozen(eq=False)
-class Outcome:
-    """Of one method in one rank: its value, or the error with its traceback, and the seconds that
-    it took."""
-
-    value: Any = None
-    seconds: float = 0.0
-    error: RemoteRLError | None = None
-    trace: str = ""
-
-
-class RankActor:
-    """Hosts one rank in a Ray worker."""
-
-    def __init__(self, rank: int, world: int, variables: dict[str, str]) -> None:
-        self._place = (rank, world)
-        self._process = begin_worker(variables)
-        self._rank: Any = None
-
-    def address(self) -> tuple[str, int, Owner]:
-        """Host and a free port for the ranks to meet at, and the process."""
-        return ray.util.get_node_ip_address(), free_port(), self._process
-
-    def begin(self, config: ArcticConfig, host: str, port: int) -> Outcome:
-        """Loads the model and meets the other ranks."""
-
-        rank, world = self._place
-        os.environ.update(
-            MASTER_ADDR=host,
-            MASTER_PORT=str(port),
-            RANK=str(rank),
-            WORLD_SIZE=str(world),
-            LOCAL_RANK="0",  # a worker sees its own devices only
-        )
-
-        def make() -> Any:
-            from .training.rank import Rank
-
-            training, model = config.training, config.model
-            settings = RankSettings(
-                path=model.path,
-                dtype=model.dtype,
-                zero_stage=training.zero_stage,
-                device="cpu" if on_cpu(config) else "cuda",
-                head_chunk=training.head_chunk,
-                gradient_checkpointing=training.gradient_checkpointing,
-                trust_remote_code=model.trust_remote_code,
-                lora=training.lora,
-                seed=config.seed,
-            )
-            self._rank = Rank(settings, rank, world)
-            return self._rank.start()
-
-        return _outcome(make)
-
-    def run(self, method: str, arguments: tuple[Any, ...]) -> Outcome:
-        """One method of the rank."""
-
-        def work() -> Any:
-            result = getattr(self._rank, method)(*arguments)
-            self._rank.settle()
-            return result
-
-        return _outcome(work)
-
-    @ray.method(concurrency_group="watch")
-    def here(self) -> None:
-        """Answers, also while the rank works."""
-
-    @ray.method(concurrency_group="watch")
-    def pulse(self) -> int:
-        """Rises with each piece of work that the rank does."""
-        return 0 if self._rank is None else int(self._rank.pulse)
-
-
-def _outcome(function: Callable[[], Any]) -> Outcome:
-    begin = time.perf_counter()
-    try:
-        return Outcome(value=function(), seconds=time.perf_counter() - begin)
-    except BaseException as error:  # noqa: BLE001 - MemoryError and all: the caller hears it
-        known = error if isinstance(error, RemoteRLError) else BackendError(describe(error))
-        return Outcome(error=known, trace=traceback.format_exc())
+#: what torch says of a port that is not free
+_TAKEN = "EADDRINUSE"
 
 
 class TrainerGroup:
@@ -129,6 +45,8 @@ class TrainerGroup:
         self._actors: list[Any] = []
         self._facts: list[RankFacts] = []
         self.processes: tuple[Owner, ...] = ()
+        #: the first rank's machine
+        self.host = ""
         #: why the ranks are gone, None while they live
         self.failure: BackendError | None = None
 
@@ -154,11 +72,21 @@ class TrainerGroup:
 
     async def start(self, context: OperationContext, heard: Callable[[], None]) -> None:
         """Starts the ranks. heard: called once their processes are known."""
+        try:
+            await self._start(context, heard)
+        except BackendError as error:
+            if _TAKEN not in str(error):
+                raise
+            # the port was free when it was chosen, and somebody else's when the ranks met
+            log.warning("the training ranks are started again, with another port")
+            await self._start(context, heard)
+
+    async def _start(self, context: OperationContext, heard: Callable[[], None]) -> None:
         training = self._config.training
         remote = ray.remote(concurrency_groups={"watch": 1})(RankActor)
         variables = self._cluster.environment(training.threads)
         self._actors = [
-            remote.options(**self._cluster.actor_options(rank)).remote(rank, self.size, variables)
+            remote.options(**self._cluster.rank_options(rank)).remote(rank, self.size, variables)
             for rank in range(self.size)
         ]
         self.failure = None
@@ -166,8 +94,9 @@ class TrainerGroup:
             places = await self._gather("start", [actor.address.remote() for actor in self._actors])
             self.processes = tuple(process for _, _, process in places)
             heard()
-            host, port, _ = places[0]
-            references = [actor.begin.remote(self._config, host, port) for actor in self._actors]
+            self.host, port, _ = places[0]
+            begun = (self._config, self.host, port)
+            references = [actor.begin.remote(*begun) for actor in self._actors]
             outcomes = await self._outcomes("start", references, context)
             self._facts = [outcome.value for outcome in outcomes]
         except BaseException as error:
@@ -175,6 +104,7 @@ class TrainerGroup:
                 f"the training ranks did not start ({describe(error)}); load a checkpoint, or "
                 "reset, to try again",
                 worker="ranks",
+                traceback="".join(traceback.format_exception(error)),
             )
             self.end()
             raise
@@ -266,7 +196,7 @@ class TrainerGroup:
         words = await asyncio.get_running_loop().run_in_executor(
             None, self._cluster.last_words, process
         )
-        self.failure = _failure(method, rank, first, words)
+        self.failure = self.failure or _failure(method, rank, first, words)
         log.error("%s", self.failure)
         self.end()
         raise self.failure.copy()
@@ -284,6 +214,23 @@ class TrainerGroup:
             if now != before:
                 context.progress(float(sum(now)), None, method.replace("_", " "))
             before = now
+
+    def call_off(self, group: str) -> None:
+        """Ends what rank 0 waits for in a group of a broadcast; not waited for, since a rank that
+        hangs would not answer."""
+        if self._actors:
+            self._actors[0].call_off.remote(group)
+
+    def give_up(self, why: str) -> None:
+        """Kills ranks that hang; what they were asked fails with this."""
+        if self.failure is not None:
+            return  # they are gone already
+        self.failure = BackendError(
+            f"{why}, and they were ended; load a checkpoint, or reset, to start them again",
+            worker="ranks",
+        )
+        log.error("%s", self.failure)
+        self.end()
 
     def end(self) -> None:
         """Kills all ranks."""
@@ -314,13 +261,9 @@ def _refused(wait: asyncio.Future[Any]) -> bool:
 def _failure(method: str, rank: int, wait: asyncio.Future[Any], words: str) -> BackendError:
     error = wait.exception()
     if error is not None:
-        why, trace = f"died ({type(error).__name__})", f"{error}{words}"
+        why, trace = type(error), f"{error}{words}"
     else:
         outcome = wait.result()
-        why, trace = f"failed ({outcome.error})", outcome.trace
-    return BackendError(
-        f"rank {rank} {why} in {method}, and the other ranks were ended with it; load a "
-        "checkpoint, or reset, to start them again",
-        worker=f"rank {rank}",
-        traceback=trace,
-    )
+        why, trace = outcome.error, outcome.trace
+    then = "all ranks were ended: load a checkpoint, or reset, to start them again"
+    return worker_error(f"rank {rank}", why, method, then, trace)

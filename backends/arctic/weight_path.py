@@ -1,5 +1,5 @@
-"""Arctic backend: the path of weights to the sampler, from the trainer or a client (imports weights
-and the contract)."""
+"""Arctic backend: the path of weights to the sampler, from the trainer or a client (imports
+broadcasting, weights and the contract)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from remote_rl.errors import BackendError
+from remote_rl.errors import BackendError, UnsupportedError
 from remote_rl.protocol import OperationContext
 from remote_rl.requests import InFlight, Push, PushPart, Sync
 from remote_rl.types import Label, SyncReceipt, Tensor
 
-from .engine_factory import Way
+from .asking import asked, is_death
+from .broadcasting import Broadcasts, Sent
 from .weights.manifest import Form, Manifest, cast, check, lay_out
 from .weights.segment import SegmentWriter, new_name, unlink
-from .weights.sources import IpcHandles, Source
+from .weights.sources import IpcHandles
 from .weights.staging import Staging
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ log = logging.getLogger("remote_rl.arctic")
 class WeightPath:
     """Implements `protocol.WeightSync`. A push goes through shared memory, and so does a sync
     unless `way` says otherwise: whoever has tensors writes them into a segment, every engine copies
-    them from there, and the segment goes.
+    them from there, and the segment goes. broadcasts: where a sync goes by broadcast.
 
     staging: the segment of a push that comes in parts. Any other delivery removes it, since the
     dispatcher has ended its transfer then, and there may be no room for two."""
@@ -41,9 +42,15 @@ class WeightPath:
         trainers: TrainerGroup,
         pool: SamplerPool,
         reports: Reports,
-        way: Way = "shared_memory",
+        way: Literal["shared_memory", "cuda_ipc"] | Broadcasts = "shared_memory",
     ) -> None:
-        self._sent = {"shared_memory": self._written, "cuda_ipc": self._lent}[way]
+        self._broadcast = isinstance(way, Broadcasts)
+        self._anywhere = way != "shared_memory"
+        self._sent = (
+            way.sent
+            if isinstance(way, Broadcasts)
+            else {"shared_memory": self._written, "cuda_ipc": self._lent}[way]
+        )
         self._trainers = trainers
         self._pool = pool
         self._reports = reports
@@ -62,36 +69,55 @@ class WeightPath:
         await self._pool.available(context)
         expected = self._pool.forms
         check(cast(self._trainers.forms, expected), expected, "the sampler")
-        async with self._sent(expected, context) as (manifest, source):
+        # an engine that dies in a broadcast takes it from the others, who then get another
+        for _ in range(len(self._pool.living) - 1 if self._broadcast else 0):
+            try:
+                return await self._delivered(expected, in_flight, version, label, begin, context)
+            except BackendError as error:
+                if not (is_death(error) and self._pool.ready):
+                    raise
+                log.warning("%s; the others are delivered to again", error)
+        return await self._delivered(expected, in_flight, version, label, begin, context)
+
+    async def _delivered(
+        self,
+        expected: Mapping[str, Form],
+        in_flight: InFlight,
+        version: int,
+        label: Label,
+        begin: float,
+        context: OperationContext,
+    ) -> SyncReceipt:
+        async with self._sent(expected, in_flight, context) as sent:
             log.info(
                 "%s: version %d, %d tensors sent, %d expected",
                 context.request_id,
                 version,
-                len(manifest),
+                len(sent.manifest),
                 len(expected),
             )
-            return await self._carry(manifest, source, in_flight, version, label, begin, context)
+            return await self._carry(sent, version, label, begin, context)
 
     @contextlib.asynccontextmanager
     async def _written(
-        self, expected: Mapping[str, Form], context: OperationContext
-    ) -> AsyncIterator[tuple[Manifest, Source]]:
+        self, expected: Mapping[str, Form], in_flight: InFlight, context: OperationContext
+    ) -> AsyncIterator[Sent]:
         segment = new_name()
         try:
             written = await self._trainers.everywhere("publish", segment, expected, context=context)
-            yield Manifest(written[0]), segment
+            yield Sent(Manifest(written[0]), segment, in_flight)
         finally:
             unlink(segment)
 
     @contextlib.asynccontextmanager
     async def _lent(
-        self, expected: Mapping[str, Form], context: OperationContext
-    ) -> AsyncIterator[tuple[Manifest, Source]]:
+        self, expected: Mapping[str, Form], in_flight: InFlight, context: OperationContext
+    ) -> AsyncIterator[Sent]:
         """UNVERIFIED. Each engine reads from the rank on its own GPU."""
         try:
             lent = await self._trainers.everywhere("lend", expected, context=context)
             manifest = lay_out({name: expected[name] for name in self._trainers.forms})
-            yield manifest, IpcHandles.merged(lent)
+            yield Sent(manifest, IpcHandles.merged(lent), in_flight)
         finally:
             if self._trainers.failure is None:  # else it went with the ranks
                 await self._trainers.everywhere("take_back", context=context)
@@ -120,10 +146,8 @@ class WeightPath:
             staged = self.staging.take(request.transfer)
             try:
                 await self._pool.available(context)
-                manifest = Manifest(staged.writer.finish())
-                return await self._carry(
-                    manifest, staged.segment, in_flight, version, label, staged.began, context
-                )
+                sent = Sent(Manifest(staged.writer.finish()), staged.segment, in_flight)
+                return await self._carry(sent, version, label, staged.began, context)
             finally:
                 unlink(staged.segment)
         begin = time.monotonic()
@@ -134,9 +158,23 @@ class WeightPath:
         segment = new_name()
         try:
             manifest = await context.thread(_write, segment, request.tensors, given)
-            return await self._carry(manifest, segment, in_flight, version, label, begin, context)
+            sent = Sent(manifest, segment, in_flight)
+            return await self._carry(sent, version, label, begin, context)
         finally:
             unlink(segment)
+
+    async def _all_reach(self, segment: str) -> None:
+        """Engines that no sync reaches by shared memory may be anywhere, and none is to take a push
+        alone."""
+        living = self._pool.living
+        for worker, answer in zip(living, await asked(living, "reaches", segment), strict=True):
+            if answer is False:
+                raise UnsupportedError(
+                    f"{worker.name} is not on the server's machine, whose shared memory a push "
+                    "goes through; sync instead, or set weights.path 'shared_memory', which "
+                    "places all engines there",
+                    worker=worker.name,
+                )
 
     def _check(self, given: Mapping[str, Form]) -> None:
         expected = self._pool.forms
@@ -145,16 +183,17 @@ class WeightPath:
 
     async def _carry(
         self,
-        manifest: Manifest,
-        source: Source,
-        in_flight: InFlight,
+        sent: Sent,
         version: int,
         label: Label,
         begin: float,
         context: OperationContext,
     ) -> SyncReceipt:
+        manifest, told = sent.manifest, (sent.manifest, sent.source, sent.in_flight)
+        if self._anywhere and isinstance(sent.source, str):
+            await self._all_reach(sent.source)
         try:
-            held = await self._pool.update(manifest, source, in_flight, version, label, context)
+            held = await self._pool.update(*told, version, label, context, sent.among, sent.failed)
         except Exception:
             if not self._pool.serves:
                 self._reports.serving(None, None)

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import socket
+import time
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -176,7 +177,7 @@ def _whole(rank: Any, parts: Any) -> dict[str, Any]:
 def lent(rank: Any, forms: Any) -> tuple[dict[str, tuple[str, Any]], bool]:
     """What a rank would lend handles of: name to dtype and float32 numbers; whether it holds it
     until it is taken back, and no longer."""
-    from backends.arctic.training import rank as module
+    from backends.arctic.training import delivering as module
 
     found: dict[str, tuple[str, Any]] = {}
 
@@ -195,9 +196,33 @@ def lent(rank: Any, forms: Any) -> tuple[dict[str, tuple[str, Any]], bool]:
         rank.lend(forms)
     finally:
         module.IpcWriter = own  # type: ignore[misc]
-    held = rank._lent is not None
+    held = rank._deliveries._lent is not None
     rank.take_back()
-    return found, held and rank._lent is None
+    return found, held and rank._deliveries._lent is None
+
+
+def calls_off(rank: Any, group: str) -> None:
+    """Calls a broadcast off once it has begun, from another thread, as whoever watches does."""
+    import threading
+
+    own = rank._held.engine.pulse
+
+    def work() -> None:
+        while rank._held.engine.pulse == own:
+            time.sleep(0.001)
+        rank.call_off(group)
+
+    threading.Thread(target=work, daemon=True).start()
+
+
+def spoil(rank: Any, name: str) -> None:
+    """Writes NaN at the end of a weight, wherever it lies."""
+    engine = rank._held.engine
+    size = engine.sizes()[name]
+    for each in engine.fragments:
+        if each.name == name and each.start + each.length == size:
+            engine.masters[each.master].reshape(-1)[each.offset + each.length - 1] = float("nan")
+    engine.refresh()
 
 
 def memory(rank: Any) -> int:

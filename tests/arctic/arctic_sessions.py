@@ -28,17 +28,19 @@ LORA: dict[str, Any] = {
 @attrs.frozen
 class Setup:
     """An engine: how many ranks at which ZeRO stage, how many vLLM engines; all
-    weights, or adapters."""
+    weights, or adapters; how a sync carries weights."""
 
     architecture: str
     ranks: int
     stage: int
     engines: int
     lora: bool = False
+    path: str = "auto"
 
     def __str__(self) -> str:
         lora = "-lora" if self.lora else ""
-        return f"{self.architecture}-{self.ranks}x-zero{self.stage}-{self.engines}e{lora}"
+        path = "" if self.path == "auto" else f"-{self.path}"
+        return f"{self.architecture}-{self.ranks}x-zero{self.stage}-{self.engines}e{lora}{path}"
 
     def options(self, model: Path) -> dict[str, Any]:
         """Keyword arguments of the backend."""
@@ -47,6 +49,7 @@ class Setup:
             "model": str(model),
             "training": training | ({"lora": LORA} if self.lora else {}),
             "sampling": {"engines": self.engines},
+            "weights": {"path": self.path},
             "placement": {"device": "cpu"},
         }
 
@@ -55,7 +58,7 @@ SETUPS = (
     Setup("qwen3", 1, 0, 1),
     Setup("llama", 2, 2, 2),
     Setup("qwen3", 2, 3, 1),
-    Setup("llama", 1, 3, 2),
+    Setup("llama", 1, 3, 2, path="gloo"),
     Setup("qwen3", 2, 2, 1, lora=True),
 )
 

@@ -136,6 +136,23 @@ def test_samples_of_an_engine_that_is_killed_are_drawn_by_another(trained: Train
     assert session.weights.version().result().sampler is not None
 
 
+def test_an_abort_holds_though_an_engine_is_killed_before_it_takes_it(trained: Trained) -> None:
+    session = trained.session
+    trained.all_serve()
+    victim = trained.processes.samplers[0]
+    operation = session.sampling.generate(PROMPTS, LONG)
+    in_the_middle()
+    victim.suspend()
+    aborting = session.sampling.abort()
+    in_the_middle()
+    victim.kill()
+    aborting.result(PATIENCE)
+    samples = [each for group in operation.result(PATIENCE) for each in group]
+    assert any(not len(each) and each.finish_reason == "abort" for each in samples)
+    for each, whole in zip(samples, trained.samples, strict=True):
+        assert each.finish_reason == "abort" or each.tokens.tolist() == whole
+
+
 def test_without_an_engine_that_has_the_weights_a_generate_says_so(trained: Trained) -> None:
     """Also one that is held, since a pause outlives the engines; sync waits for one of them."""
     session = trained.session

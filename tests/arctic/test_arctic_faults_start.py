@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +20,8 @@ import pytest
 from arctic_faults import NIGHTLY, PATIENCE, Processes, until, within
 from arctic_models import write_model
 
+from backends.arctic.config import ArcticConfig
+from backends.arctic.engine_factory import environment
 from remote_rl import Session, connect
 from remote_rl.errors import BackendError, RemoteRLError, UnreachableError
 
@@ -67,6 +71,87 @@ def test_a_cluster_that_is_not_there(model: Path, tmp_path: Path) -> None:
 def test_a_start_that_takes_longer_than_it_may(model: Path, tmp_path: Path) -> None:
     error = failure(model, tmp_path, start_timeout=0.5)
     assert "was not done within 0.5 s, what placement.start_timeout allows" in str(error)
+
+
+#: starts two ranks; the port where they are to meet is taken as often as told
+_MEETING = """
+import asyncio, json, socket, sys
+from pathlib import Path
+from backends.arctic import trainers
+from backends.arctic.cluster import Cluster
+from backends.arctic.config import ArcticConfig
+from remote_rl.errors import BackendError
+
+model, folder, times = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+taken = socket.create_server(("", 0))
+for number in range(times):
+    (folder / f"still {number}").touch()
+
+class Actor(trainers.RankActor):
+    def address(self):
+        host, port, process = super().address()
+        if not self._place[0]:
+            (folder / "asked").open("a").write("x")
+            for mark in folder.glob("still *"):
+                mark.unlink()
+                return host, unlucky, process
+        return host, port, process
+
+class Context:
+    def progress(self, done, total=None, what=""): ...
+
+unlucky, trainers.RankActor = taken.getsockname()[1], Actor
+config = ArcticConfig(
+    model=model, training={"ranks": 2}, sampling={"engines": 1}, placement={"device": "cpu"}
+)
+
+async def main():
+    cluster = Cluster(config, folder)
+    cluster.join()
+    group = trainers.TrainerGroup(config, cluster)
+    try:
+        await group.start(Context(), lambda: None)
+        told = await group.everywhere("sleep", context=Context()) and "started"
+    except BackendError as error:
+        told = str(error)
+    asked = len((folder / "asked").read_text())
+    group.end()
+    await cluster.close()
+    print(json.dumps([told, asked]))
+
+asyncio.run(main())
+"""
+
+
+def meeting(model: Path, times: int) -> tuple[str, int]:
+    """What became of a start, and how often a port was chosen."""
+    folder = Path(tempfile.mkdtemp(prefix="rr", dir="/tmp"))  # short, for Ray's sockets
+    config = ArcticConfig(model=str(model), placement={"device": "cpu"})
+    try:
+        told = subprocess.run(
+            [sys.executable, "-c", _MEETING, str(model), str(folder), str(times)],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=2 * PATIENCE,
+            env={**os.environ, **environment(config)},
+        )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    what, asked = json.loads(told.stdout.splitlines()[-1])
+    return what, asked
+
+
+def test_ranks_whose_port_somebody_else_took_meet_at_another(model: Path) -> None:
+    assert meeting(model, 1) == ("started", 2)
+
+
+@nightly
+def test_ports_that_are_always_taken_are_not_tried_for_ever(model: Path) -> None:
+    error, asked = meeting(model, 5)
+    assert "rank 0 failed" in error
+    assert "address already in use" in error
+    assert asked == 2
 
 
 def damaged(model: Path, change: Callable[[Path], None]) -> Path:

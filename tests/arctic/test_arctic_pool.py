@@ -22,7 +22,8 @@ SOON = 10.0
 
 
 class Worker:
-    """A `SamplerWorker` whose engine is a test's. hold: what an update waits for."""
+    """A `SamplerWorker` whose engine is a test's. hold: what an update waits for. long: samples
+    that it draws do not end. asked: what it was asked but how far it is, in order."""
 
     def __init__(self, number: int, *given: Any) -> None:
         self.name, self._died = f"engine {number}", given[-1]
@@ -33,6 +34,8 @@ class Worker:
         self.drawn = 0
         self.hold: asyncio.Event | None = None
         self.drew: list[int] = []
+        self.long = False
+        self.asked: list[tuple[Any, ...]] = []
 
     async def start(self, version: int | None, heard: Callable[[], None]) -> Mapping[str, Any]:
         self.lives += 1
@@ -52,6 +55,7 @@ class Worker:
     async def ask(self, method: str, *given: Any) -> Any:
         if method == "pulse":
             return self.drawn
+        self.asked.append((method, *given))
         if method == "update" and self.hold is not None:
             life = self.process
             while not self.hold.is_set() and self.process == life:
@@ -64,6 +68,11 @@ class Worker:
     async def draw(self, requests: Any) -> AsyncIterator[Sample]:
         for request in requests:
             self.drew.append(request.prompt_index)
+            while self.long:
+                await asyncio.sleep(0)
+                if not self.ready:
+                    assert self.failure is not None
+                    raise self.failure.copy()
             yield Sample(
                 tokens=np.zeros(1, np.int32),
                 logprobs=None,
@@ -83,6 +92,10 @@ class Context:
     def __init__(self) -> None:
         self.told: list[str] = []
         self.abort_signal = asyncio.Event()
+
+    @property
+    def cancelled(self) -> bool:
+        return self.abort_signal.is_set()
 
     def progress(self, done: float, total: float | None = None, what: str = "") -> None:
         self.told.append(what)
@@ -120,6 +133,12 @@ def deliver(pool: SamplerPool, context: Any) -> asyncio.Future[list[str]]:
     return asyncio.ensure_future(pool.update(None, "segment", "wait", 1, None, context))  # type: ignore[arg-type]
 
 
+def generate(pool: SamplerPool, context: Any, prompts: int = 4) -> asyncio.Future[Any]:
+    rows = Ragged.from_rows([np.zeros(1, np.int32)] * prompts, np.int32)
+    request = Generate(prompts=rows, params=SamplingParams(max_tokens=1))
+    return asyncio.ensure_future(pool.generate(request, context))
+
+
 def test_an_engine_that_came_back_in_a_delivery_does_not_serve_without_it() -> None:
     """The others let long generates end first; it is there again before they do."""
 
@@ -134,9 +153,7 @@ def test_an_engine_that_came_back_in_a_delivery_does_not_serve_without_it() -> N
         first.hold.set()
         assert await delivery == ["fingerprint"]
         assert (first.synced, second.synced) == (True, False)
-        prompts = Ragged.from_rows([np.zeros(1, np.int32)] * 4, np.int32)
-        request = Generate(prompts=prompts, params=SamplingParams(max_tokens=1))
-        await pool.generate(request, Context())  # type: ignore[arg-type]
+        await generate(pool, Context())
         assert sorted(first.drew) == [0, 1, 2, 3]
         assert second.drew == []
 
@@ -179,5 +196,77 @@ def test_a_delivery_to_an_engine_that_hangs_is_silent() -> None:
         assert len(context.told) <= 1  # the first look
         workers[0].hold.set()
         await delivery
+
+    run(script)
+
+
+# -- generates that end early ---------------------------------------------------------------------
+
+
+def test_what_was_cancelled_is_drawn_by_nobody() -> None:
+    """As where the sampler could not be woken: whoever asked has its error, and engines that are
+    woken later must find nothing of it."""
+
+    async def script(pool: SamplerPool, workers: list[Any]) -> None:
+        for worker in workers:
+            worker.long = True
+        future = generate(pool, Context())
+        await until(lambda: sum(len(each.drew) for each in workers) == 4)
+        future.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await future
+        assert [each.asked for each in workers] == [[("abort", [Context.request_id])]] * 2
+        assert [each.flying for each in workers] == [0, 0]
+
+    run(script)
+
+
+def test_a_cancelled_generate_ends_though_an_engine_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samplers, "_ABORT_SECONDS", 0.05)
+
+    async def script(pool: SamplerPool, workers: list[Any]) -> None:
+        async def ask(method: str, *given: Any) -> Any:
+            await asyncio.Event().wait()
+
+        for worker in workers:
+            worker.long, worker.ask = True, ask
+        future = generate(pool, Context())
+        await until(lambda: sum(len(each.drew) for each in workers) == 4)
+        future.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(future, SOON)
+
+    run(script)
+
+
+def aborted(given: Any) -> list[tuple[int, str, int, int]]:
+    return [
+        (len(each), each.finish_reason, each.first_version, each.last_version)
+        for each in given.samples()
+    ]
+
+
+def test_an_abort_holds_though_the_engine_dies_before_it_takes_it() -> None:
+    async def script(pool: SamplerPool, workers: list[Any]) -> None:
+        first, second = workers
+        first.long, second.synced = True, False
+        context = Context()
+        future = generate(pool, context)
+        await until(lambda: len(first.drew) == 4)
+        second.synced = True
+        context.abort_signal.set()
+        first.die()
+        assert aborted(await future) == [(0, "abort", 0, 0)] * 4
+        assert second.drew == []
+
+    run(script)
+
+
+def test_what_was_aborted_before_it_began_is_not_begun() -> None:
+    async def script(pool: SamplerPool, workers: list[Any]) -> None:
+        context = Context()
+        context.abort_signal.set()
+        assert aborted(await generate(pool, context)) == [(0, "abort", 0, 0)] * 4
+        assert [each.drew for each in workers] == [[], []]
 
     run(script)

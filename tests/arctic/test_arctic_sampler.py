@@ -192,7 +192,7 @@ def test_a_stop_id_is_the_last_token(running: Running) -> None:
 
 
 def test_a_stop_string_is_left_out(running: Running) -> None:
-    assert running.engine.offers_stop_strings
+    assert running.engine.offers_stop_strings()
     tokens = running.engine._table
     assert tokens is not None
     for seed in range(20):

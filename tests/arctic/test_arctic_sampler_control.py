@@ -77,6 +77,15 @@ def test_an_abort_before_the_first_token(running: Running) -> None:
     running.run(running.engine.abort())  # nothing flies
 
 
+def test_an_abort_that_overtakes_its_generate_ends_it(running: Running) -> None:
+    """Ray starts what an actor is asked in any order."""
+    running.run(running.engine.abort(["early"]))
+    [sample] = running.draw(name="early", max_tokens=200)
+    assert (len(sample), sample.finish_reason) == (0, "abort")
+    [other] = running.draw(name="another", max_tokens=3)
+    assert other.finish_reason != "abort"
+
+
 def test_who_stops_listening_aborts(running: Running) -> None:
     future = running.held()
     future.cancel()
@@ -112,6 +121,16 @@ def test_more_samples_than_the_cache_holds_end_all_the_same(running: Running) ->
     many = running.draw(count=60, max_tokens=150)
     assert len(many) == 60
     assert _ids(many)[:1] == _ids(alone)
+
+
+def test_an_abort_reaches_samples_of_an_engine_that_sleeps(running: Running) -> None:
+    future = running.held(name="asleep")
+    running.run(running.engine.sleep())
+    running.run(running.engine.resume())
+    running.run(running.engine.abort(["asleep"]))
+    assert "abort" in {sample.finish_reason for sample in future.result(PATIENCE)}
+    assert running.engine.in_flight == 0
+    running.run(running.engine.wake(whole=True))
 
 
 def test_an_engine_that_sleeps_draws_nothing_and_then_goes_on_where_it_was(
@@ -158,7 +177,7 @@ def test_without_a_tokenizer_ids_are_all_there_is() -> None:
             engine.draw()
         engine.deliver(engine.model)
     engine.serves(engine.model, engine.version)
-    assert not engine.engine.offers_stop_strings
+    assert not engine.engine.offers_stop_strings()
     with pytest.raises(InvalidRequestError, match="no tokenizer"):
         engine.draw(stop=("the",))
 
@@ -204,3 +223,11 @@ def test_an_engine_that_was_not_started_says_so() -> None:
 
 def test_stop_strings_and_prompts_are_ids(running: Running) -> None:
     assert len(running.draw(PROMPT, stop=("never there",))) == 1
+
+
+def test_the_processes_of_one_engine_are_its_own_children() -> None:
+    """In a Ray placement group vLLM would ask Ray for them by default."""
+    from backends.arctic.sampling.vllm_core import _configuration
+
+    told = _configuration(attrs.evolve(tied_qwen3().settings, tensor_parallel=2)).parallel_config
+    assert (told.tensor_parallel_size, told.distributed_executor_backend) == (2, "mp")

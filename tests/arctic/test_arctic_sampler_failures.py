@@ -116,15 +116,15 @@ def test_logits_of_nan_fail_their_generates_and_spoil_no_later_ones(running: Run
 
 
 def _breaks_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = transfer.WeightEngine._tensors
+    whole = transfer.WeightEngine._asked
 
-    def broken(self: Any, update_info: Any) -> Iterator[Any]:
-        for number, item in enumerate(whole(self, update_info)):
+    def broken(self: Any, tensors: Any) -> Iterator[Any]:
+        for number, item in enumerate(whole(self, tensors)):
             if number == count:
                 raise OSError("the trainer died")
             yield item
 
-    monkeypatch.setattr(transfer.WeightEngine, "_tensors", broken)
+    monkeypatch.setattr(transfer.WeightEngine, "_asked", broken)
 
 
 def _breaks_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def moved(config: ArcticConfig) -> list[list[str]]:
             pass
         for half in ("training", "sampling"):
             await placing.sleep(half)  # type: ignore[arg-type]
-        await placing.draw(lambda: asyncio.sleep(0.3), print)
+        await placing.draw(lambda: asyncio.sleep(0.3), print, asyncio.Event())
         await placing.wake("training", print)
 
     asyncio.run(script())

@@ -12,19 +12,19 @@ from typing import Any
 
 from hosted_mock import HostedMock
 
+from backends.arctic.child import Started
 from backends.mock.config import MockConfig
-from remote_rl.types import Devices
 
 
 class Fragile(HostedMock):
     """Starts a worker process, and is lost in `sleep`."""
 
-    async def start(self, request: Any, context: Any) -> Devices:  # type: ignore[override]
-        devices = await super().start(request, context)
+    async def start(self, request: Any, context: Any) -> Started:  # type: ignore[override]
+        started = await super().start(request, context)
         code = "import time; time.sleep(1000)"
         worker = subprocess.Popen([sys.executable, "-c", code])
         logging.getLogger("remote_rl.arctic").warning("the worker is %d", worker.pid)
-        return devices
+        return started
 
     async def sleep(self, request: Any, context: Any) -> None:
         context.lost("the cluster is gone")

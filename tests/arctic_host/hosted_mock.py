@@ -6,9 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from backends.arctic.child import Started
 from backends.mock.backend import MockBackend
 from backends.mock.config import MockConfig
-from remote_rl.types import Devices
 
 
 class HostedMock(MockBackend):
@@ -18,13 +18,13 @@ class HostedMock(MockBackend):
         super().__init__(config)
         self._reports = reports
 
-    async def start(self, request: Any, context: Any) -> Devices:  # type: ignore[override]
+    async def start(self, request: Any, context: Any) -> Started:  # type: ignore[override]
         await super().start(context)
         self._reports.serving(*self.sampler_version())
         for name in ("sync", "push"):
             setattr(self.weights, name, self._reporting(getattr(self.weights, name)))
         self.reset = self._reporting(self.reset)  # type: ignore[method-assign]
-        return self.devices
+        return Started(devices=self.devices)
 
     def _reporting(self, method: Any) -> Any:
         async def called(request: Any, context: Any) -> Any:

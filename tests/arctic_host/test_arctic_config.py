@@ -19,7 +19,7 @@ from backends.arctic.config import (
     TrainingConfig,
     WeightsConfig,
 )
-from backends.arctic.engine_factory import way_of, with_device
+from backends.arctic.engine_factory import environment, way_of, with_device
 from remote_rl import connect
 from remote_rl.errors import InvalidRequestError, UnknownNameError
 
@@ -87,7 +87,11 @@ def test_unknown_keys_are_refused_by_name(options: dict[str, Any], message: str)
         ({"sampling": {"memory_fraction": 1.5}}, "memory_fraction"),
         ({"weights": {"path": "disk"}}, "path"),
         ({"placement": {"device": "tpu"}}, "device"),
+        ({"weights": {"patience": 0}}, "patience"),
         ({"placement": {"device": "cpu"}, "weights": {"path": "cuda_ipc"}}, "weights.path"),
+        ({"placement": {"device": "cpu"}, "weights": {"path": "nccl"}}, "weights.path"),
+        ({"placement": {"device": "cuda", "colocated": True}, "weights": {"path": "nccl"}},
+         "weights.path"),
         ({"placement": {"device": "cuda"}, "weights": {"path": "cuda_ipc"}}, "weights.path"),
         ({"placement": {"device": "cuda", "colocated": True}, "sampling": {"engines": 2},
           "weights": {"path": "cuda_ipc"}}, "weights.path"),
@@ -200,6 +204,10 @@ def test_gpus_that_are_not_there_are_counted_before_anything_starts(
          "shared_memory"),
         ({"placement": {"device": "cuda", "colocated": True},
           "weights": {"path": "shared_memory"}}, "shared_memory"),
+        ({"placement": {"device": "cpu"}, "weights": {"path": "gloo"}}, "gloo"),
+        ({"placement": {"device": "cuda"}, "weights": {"path": "nccl"}}, "nccl"),
+        ({"placement": {"device": "cuda", "colocated": True}, "weights": {"path": "gloo"}},
+         "gloo"),
     ],
 )  # fmt: skip
 def test_which_way_a_sync_takes(options: dict[str, Any], way: str) -> None:
@@ -222,3 +230,14 @@ def test_a_cluster_s_gpus_may_be_elsewhere(machine: Path) -> None:
 def test_elsewhere_a_model_is_a_name(target: str) -> None:
     with pytest.raises(InvalidRequestError, match="model must be a string"):
         connect(target, model={"path": "/no/such"})
+
+
+def test_a_node_of_ray_s_may_take_its_time_to_start(tmp_path: Path) -> None:
+    def told(**placement: Any) -> str | None:
+        config = ArcticConfig(model=str(tmp_path), placement=placement)
+        return environment(config).get("RAY_raylet_start_wait_time_s")
+
+    assert told() == "150"
+    assert told(start_timeout=45.5) == "22"
+    assert told(start_timeout=1) == "10", "what Ray gives it anyway"
+    assert told(address="auto") is None  # of a cluster that is there, its own matter

@@ -82,10 +82,12 @@ class Shared:
             if self.exclusive:
                 assert self.training.level is ASLEEP
 
-    async def draw(self, tokens: int = 3) -> int:
+    async def draw(self, tokens: int = 3, aborted: asyncio.Event | None = None) -> int:
+        aborted = aborted or asyncio.Event()
+
         async def work() -> int:
             drawn = 0
-            while drawn < tokens:
+            while drawn < tokens and not aborted.is_set():
                 await asyncio.sleep(0)
                 # an engine that sleeps, or is paused, takes no step
                 if self.sampling.level is AWAKE and not self.paused:
@@ -93,7 +95,7 @@ class Shared:
             self.finished += 1
             return drawn
 
-        return await self.placing.draw(work, self.told.append)
+        return await self.placing.draw(work, self.told.append, aborted)
 
     def pause(self, paused: bool) -> None:
         self.paused = paused
@@ -287,6 +289,24 @@ def test_a_generate_that_is_cancelled_is_forgotten() -> None:
     runs(script)
 
 
+def test_a_generate_that_waits_for_a_sync_ends_where_it_is_aborted() -> None:
+    async def script(shared: Shared) -> None:
+        running = asyncio.create_task(shared.draw(10**9))
+        await shared.settled(20)
+        sync = asyncio.create_task(shared.sync(wait=True))
+        await shared.settled(5)
+        aborted = asyncio.Event()
+        late = asyncio.create_task(shared.draw(10**9, aborted))
+        await shared.settled(5)
+        aborted.set()
+        assert await late == 0
+        assert not sync.done()
+        running.cancel()
+        await sync
+
+    runs(script)
+
+
 def lingering(shared: Shared, seconds: float) -> None:
     shared.placing = Placing(shared.training, shared.sampling, exclusive=True, linger=seconds)
 
@@ -394,13 +414,38 @@ def test_generates_that_wait_for_a_sampler_that_cannot_be_woken_hear_of_it_and_s
     runs(script)
 
 
+def test_a_sampler_that_cannot_be_woken_is_not_tried_again_for_generates_that_leave() -> None:
+    async def script(shared: Shared) -> None:
+        left = asyncio.Event()
+
+        async def forgotten_slowly() -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await left.wait()
+
+        await shared.train()
+        shared.sampling.fails = 2
+        work = shared.placing.draw(forgotten_slowly, shared.told.append, asyncio.Event())
+        generate = asyncio.create_task(work)
+        await shared.settled()
+        shared.placing.pause(False)  # something changes
+        await shared.settled()
+        assert shared.sampling.fails == 1
+        left.set()
+        with named("sampling", "woken"):
+            await generate
+
+    runs(script)
+
+
 def test_what_work_raises_is_raised() -> None:
     async def script(shared: Shared) -> None:
         async def broken() -> None:
             raise KeyError("mine")
 
         with pytest.raises(KeyError, match="mine"):
-            await shared.placing.draw(broken, shared.told.append)
+            await shared.placing.draw(broken, shared.told.append, asyncio.Event())
         await shared.train()
 
     runs(script)

@@ -7,7 +7,7 @@ import asyncio
 import itertools
 import os
 import traceback
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,10 +16,11 @@ from remote_rl.errors import BackendError, InvalidRequestError, RemoteRLError, d
 from remote_rl.requests import InFlight
 from remote_rl.types import Label, Sample
 
+from ..asking import is_of_the_group
 from ..model_directory import end_ids
 from ..weights.manifest import Form, Manifest, cast, check
-from ..weights.segment import Segment
-from ..weights.sources import Source
+from ..weights.segment import Segment, is_here
+from ..weights.sources import Meeting, Source
 from .core import CoreThread
 from .flight import Flight
 from .settings import SampleRequest, SamplerSettings
@@ -27,6 +28,9 @@ from .stops import TokenBytes, token_bytes
 from .tensors import expected_forms, vocabulary
 
 T = TypeVar("T")
+
+#: requests whose abort is remembered
+_MOST_ABORTED = 1000
 
 
 class SamplerEngine:
@@ -37,6 +41,8 @@ class SamplerEngine:
         self._numbers = itertools.count()
         self._updating = asyncio.Lock()
         self._serials = itertools.count(1)
+        #: ids of requests, the newest last
+        self._aborted: dict[str, None] = {}
 
     async def start(self, settings: SamplerSettings) -> None:
         """Loads the model; ten to thirty seconds. The environment that the settings name must be
@@ -66,7 +72,6 @@ class SamplerEngine:
         """Shape and dtype of every tensor that an update brings, by Hugging Face name."""
         return dict(self._forms)
 
-    @property
     def offers_stop_strings(self) -> bool:
         """Whether the model has a tokenizer whose tokens are known as bytes."""
         return self._table is not None
@@ -105,7 +110,7 @@ class SamplerEngine:
         ]
         left = len(flights)
         try:
-            await self._call(lambda: self._core.board(flights))
+            await self._call(lambda: self._board(flights))
             while left:
                 result = await done.get()
                 left -= 1
@@ -117,15 +122,28 @@ class SamplerEngine:
                 ours = {flight.number for flight in flights}
                 self._core.call(lambda: self._core.abort(lambda each: each.number in ours))
 
+    def _board(self, flights: Sequence[Flight]) -> None:
+        self._core.board(flights)
+        late = {each.number for each in flights if each.request.request_id in self._aborted}
+        if late:
+            self._core.abort(lambda each: each.number in late)
+
     async def abort(self, request_ids: Collection[str] | None = None) -> None:
         """Ends the samples of these requests, or all, with finish_reason "abort" and the tokens
-        they have; returns when they have ended."""
+        they have; returns when they have ended. What comes later of a request that was named ends
+        at once: Ray may start a generate after the abort that was sent behind it."""
         chosen = None if request_ids is None else set(request_ids)
 
         def matches(flight: Flight) -> bool:
             return chosen is None or flight.request.request_id in chosen
 
-        await self._call(lambda: self._core.abort(matches))
+        def work() -> None:
+            self._aborted |= dict.fromkeys(chosen or ())
+            for oldest in list(self._aborted)[:-_MOST_ABORTED]:
+                del self._aborted[oldest]
+            self._core.abort(matches)
+
+        await self._call(work)
 
     async def pause(self) -> None:
         """Draws nothing from now on; generates wait at their next token."""
@@ -176,10 +194,29 @@ class SamplerEngine:
 
     # -- weights ------------------------------------------------------------------------------
 
-    async def connect(self, rendezvous: Mapping[str, Any]) -> None:
-        """UNVERIFIED. Joins the group of the trainer's rank 0 for the path "nccl"
-        (weights.device_paths.rendezvous); returns when all of it are there."""
-        await self._call(lambda: self._core.core.connect(rendezvous))
+    async def connect(self, meeting: Meeting, engine: int) -> None:
+        """Joins the group of the trainer's rank 0 for broadcasts; returns when all of it are there.
+        engine: this one's number among those that join. Raises `BackendError` where that takes
+        longer than the meeting's patience; what is served is served on."""
+        first = 1 + engine * self._settings.tensor_parallel
+        invitation = {"meeting": meeting, "first": first}
+        await self._call(lambda: self._core.core.connect(invitation))
+
+    def reaches(self, segment: str) -> bool:
+        """Whether this segment of shared memory is on this machine."""
+        return is_here(segment)
+
+    async def prepare(self, manifest: Manifest, in_flight: InFlight) -> None:
+        """The first half of an `update` by broadcast, so that nobody broadcasts to an engine that
+        lets long samples end: checks the manifest, and returns when nothing flies that in_flight
+        ends. Who comes then waits until `go_on`. Raises `InvalidRequestError` as `update` does."""
+        check(cast(manifest.forms, self._forms), self._forms)
+        if in_flight != "keep":
+            await self._empty(in_flight)
+
+    async def go_on(self) -> None:
+        """Lets in who waits since `prepare`."""
+        await self._call(self._core.admit)
 
     async def update(
         self,
@@ -206,14 +243,18 @@ class SamplerEngine:
         async with self._updating:
             if in_flight == "keep":
                 return await self._call(lambda: self._apply(manifest, source, version, label))
-            await self._call(lambda: setattr(self._core, "closed_to_new", True))
             try:
-                if in_flight == "abort":
-                    await self._call(lambda: self._core.abort(lambda _: True, waiting=False))
-                await asyncio.wrap_future(await self._call(self._core.none_left))
+                await self._empty(in_flight)
                 return await self._call(lambda: self._apply(manifest, source, version, label))
             finally:
-                await self._call(self._core.admit)
+                await self.go_on()
+
+    async def _empty(self, in_flight: InFlight) -> None:
+        """Lets nobody in, and returns when nothing flies."""
+        await self._call(lambda: setattr(self._core, "closed_to_new", True))
+        if in_flight == "abort":
+            await self._call(lambda: self._core.abort(lambda _: True, waiting=False))
+        await asyncio.wrap_future(await self._call(self._core.none_left))
 
     def _apply(self, manifest: Manifest, source: Source, version: int, label: Label) -> str:
         core = self._core
@@ -229,6 +270,7 @@ class SamplerEngine:
                 "nothing is drawn until another one succeeds: sync again",
                 worker="sampler",
                 traceback="".join(traceback.format_exception(error)),
+                **({"group": True} if is_of_the_group(error) else {}),
             ) from error
         core.served[serial] = (version, label)
         core.serial = serial

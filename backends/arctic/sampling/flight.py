@@ -110,3 +110,9 @@ class Flight:
             prompt_index=self.request.prompt_index,
             index=self.request.index,
         )
+
+
+def undrawn(request: SampleRequest, now: Served) -> Sample:
+    """The sample of a request that was aborted before its first token. now: what is served."""
+    flight = Flight("", request, frozenset(), lambda result: None)
+    return flight.sample(0, "abort", {}, now)

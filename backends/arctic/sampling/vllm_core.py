@@ -97,9 +97,9 @@ class VllmCore:
         answers = self._client.collective_rpc("remote_rl_update", args=(told, serial))
         return manifest.fingerprint if answers[0] is None else str(answers[0])
 
-    def connect(self, rendezvous: Mapping[str, Any]) -> None:
-        """UNVERIFIED. Joins the trainer's NCCL group."""
-        given = {"init_info": dict(rendezvous)}
+    def connect(self, invitation: Mapping[str, Any]) -> None:
+        """Joins the group of the trainer's rank 0."""
+        given = {"init_info": dict(invitation)}
         self._client.collective_rpc("init_weight_transfer_engine", kwargs=given)
 
     def sleep(self) -> None:
@@ -138,6 +138,8 @@ def _configuration(settings: SamplerSettings) -> Any:
         "kv_cache_memory_bytes": settings.cache_bytes,
         "gpu_memory_utilization": settings.memory_fraction,
         "tensor_parallel_size": settings.tensor_parallel,
+        # in a Ray placement group vLLM would look for places of its own for the others
+        "distributed_executor_backend": "mp" if settings.tensor_parallel > 1 else None,
         "enforce_eager": settings.eager,
         "enable_prefix_caching": settings.prefix_caching,
         "trust_remote_code": settings.trust_remote_code,

@@ -11,6 +11,7 @@ import torch
 import torch.distributed
 
 from ..model_directory import has_tokenizer, tokenizer_files
+from ..weights.device_paths import finite
 from ..weights.manifest import Form
 from .joining import agree_on_files
 from .loading import Loaded
@@ -44,6 +45,20 @@ def weights(loaded: Loaded, engine: Zero) -> Iterator[tuple[str, torch.Tensor]]:
         needed = [each] if layer is None else list(parts(layer))
         with engine.gathered(needed):
             yield loaded.names[id(each)], each.detach() if layer is None else merged(layer)
+
+
+def not_finite(loaded: Loaded) -> str | None:
+    """The first parameter of which this rank's own part holds NaN or infinity, under its Hugging
+    Face name; nothing is gathered for it."""
+    for each in loaded.model.parameters():
+        part = each.detach()
+        if hasattr(each, "ds_tensor"):  # ZeRO 3; what lies behind the parameter's end is padding
+            size = each.ds_tensor.ds_numel
+            left = each.ds_numel - size * torch.distributed.get_rank()
+            part = each.ds_tensor.detach().reshape(-1)[: max(0, min(size, left))]
+        if not finite(part):
+            return loaded.names[id(each)]
+    return None
 
 
 def _is_adapter(loaded: Loaded, parameter: torch.Tensor) -> bool:

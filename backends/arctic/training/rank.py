@@ -1,5 +1,5 @@
 """Arctic backend: one training rank, a plain object (imports the engine, shards, files, loading,
-packing, and remote_rl's losses and types).
+delivering, packing, and remote_rl's losses and types).
 
 All ranks of a trainer get the same calls in the same order, each with its own rows. None of them
 waits for a clock: where one is gone, whoever started them ends the others.
@@ -8,26 +8,25 @@ waits for a clock: where one is gone, whoever started them ends the others.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from remote_rl.errors import BackendError, UnsupportedError
+from remote_rl.errors import BackendError, RemoteRLError, UnsupportedError
 from remote_rl.losses import Loss, LossBatch, Metric, evaluate, merge_metrics
 from remote_rl.types import AdamW, Batch
 from remote_rl.types.flops import DecoderShape, packed_tokens
 
-from ..weights.device_paths import IpcWriter
-from ..weights.manifest import Entry, Form, Manifest, check, lay_out
-from ..weights.segment import SegmentWriter
-from ..weights.sources import IpcHandles
+from ..weights.manifest import Entry, Form
+from ..weights.sources import IpcHandles, Meeting
 from . import files, joining, loading, publishing
 from .answers import RankFacts, RankLoss, RankSettings, StepResult
+from .delivering import Deliveries
 from .offload import Offloaded
 from .packing import pack
 from .shape import shape_of
@@ -36,7 +35,6 @@ from .zero import Zero
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 Columns: TypeAlias = dict[str, npt.NDArray[np.float32]]
-W = TypeVar("W", bound=SegmentWriter | IpcWriter | None)
 
 
 class Rank:
@@ -49,7 +47,7 @@ class Rank:
         self.device = torch.device(settings.device)
         self._started: _Started | None = None
         self._offloaded: Offloaded | None = None
-        self._lent: IpcWriter | None = None
+        self._deliveries = Deliveries(rank, self.device)
 
     @property
     def _held(self) -> _Started:
@@ -62,7 +60,9 @@ class Rank:
     @property
     def pulse(self) -> int:
         """Rises with each pass and each tensor that is dealt with: a sign of life."""
-        return 0 if self._started is None else self._started.engine.pulse
+        if self._started is None:
+            return 0
+        return self._started.engine.pulse + self._deliveries.pulse
 
     def start(self) -> RankFacts:
         """Meets the other ranks and loads the model. Raises `UnsupportedError`, naming what stands
@@ -242,42 +242,42 @@ class Rank:
 
         Raises `InvalidRequestError` before anything is written where the names or shapes differ,
         and `BackendError` where there is no room."""
-        writer = self._sent(
-            forms, lambda manifest: SegmentWriter(segment, manifest) if self.rank == 0 else None
-        )
-        return [] if writer is None else list(writer.finish())
+        held = self._held
+        return self._deliveries.publish(held.loaded, held.engine, segment, forms)
 
     def lend(self, forms: Mapping[str, Form] | None = None) -> IpcHandles:
         """UNVERIFIED. Handles of all weights, as `publish` would write them, on this rank's GPU:
         each whole there until `take_back`, a copy where it is partitioned, merged or cast."""
-        self._lent = self._sent(forms, IpcWriter)
-        return self._lent.finish()
+        held = self._held
+        return self._deliveries.lend(held.loaded, held.engine, forms)
 
     def take_back(self) -> None:
         """UNVERIFIED. Forgets what was lent; nobody reads it any more."""
-        self._lent = None
-        if self.device.type == "cuda":
-            torch.cuda.ipc_collect()
+        self._deliveries.take_back()
 
-    def _sent(self, forms: Mapping[str, Form] | None, make: Callable[[Manifest], W]) -> W:
-        """What has taken all weights, made once it is known what they are; None takes none, and
-        the rank takes part for the others."""
+    def check_weights(self, forms: Mapping[str, Form]) -> None:
+        """Raises `InvalidRequestError`, on all ranks, where the sampler expects other tensors, or
+        one of the weights holds NaN or infinity; no weight is moved for it."""
+        self._deliveries.check_weights(self._held.loaded, forms)
+
+    def open_store(self, patience: float) -> int | RemoteRLError | None:
+        """Leaves the group of earlier broadcasts. Rank 0 opens a port where a new one meets, and
+        returns it, or why it could not."""
+        return self._deliveries.open_store(patience)
+
+    def join_group(self, meeting: Meeting) -> RemoteRLError | None:
+        """Rank 0 joins the group; it returns why it could not."""
+        return self._deliveries.join_group(meeting)
+
+    def broadcast(self, group: str, forms: Mapping[str, Form]) -> RemoteRLError | None:
+        """Rank 0 broadcasts all weights, as `publish` would write them, in the group that it has
+        met; it returns what ended that too early, and the ranks are as they were."""
         held = self._held
-        own = publishing.forms(held.loaded)
-        expected = own if forms is None else {name: forms.get(name, own[name]) for name in own}
-        if forms is not None:
-            given = {name: (own[name][0], dtype) for name, (_, dtype) in expected.items()}
-            check(given, forms, "the sampler")
-        failure = None
-        try:
-            writer = make(lay_out(expected))
-        except BackendError as error:
-            failure = error
-        joining.agree(failure)
-        for name, tensor in publishing.weights(held.loaded, held.engine):
-            if writer is not None:
-                writer.write(name, tensor)
-        return writer
+        return self._deliveries.broadcast(held.loaded, held.engine, group, forms)
+
+    def call_off(self, group: str) -> None:
+        """From another thread: what waits in this group ends, now and whenever it comes."""
+        self._deliveries.call_off(group)
 
     def sleep(self) -> int:
         """Gives the device's memory back, the contents kept in host memory: weights, gradient,
@@ -299,6 +299,7 @@ class Rank:
         if self._started is not None:
             self._started.engine.close()
             self._started = None
+        self._deliveries.leave()
         joining.leave()
 
 

@@ -1,10 +1,9 @@
-"""Arctic backend: the trainer's side of CUDA IPC and NCCL. UNVERIFIED (imports torch and vllm).
+"""Arctic backend: the trainer's side of broadcasts and of CUDA IPC (imports torch, broadcast and
+manifest).
 
-Both were written against the source of vLLM 0.32 (distributed/weight_transfer/ipc_engine.py and
-nccl_engine.py, which are the workers' side) and have never run: no machine of the project has CUDA.
-They take tensors as SegmentWriter does: `write(name, tensor)` in the manifest's order on rank 0,
-then `finish()`. A sync uses the first; NCCL waits for somebody with GPUs, since where one side of
-a broadcast fails the other one hangs, and whoever joins them must end it.
+Both take tensors as SegmentWriter does: `write(name, tensor)` in the manifest's order, then
+`finish()`. The IPC part was written against the source of vLLM 0.32 (distributed/weight_transfer/
+ipc_engine.py, which is the workers' side) and is UNVERIFIED: no machine of the project has CUDA.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from typing import Any
 
 import torch
 
-from remote_rl.errors import BackendError, InvalidRequestError
+from remote_rl.errors import BackendError, InvalidRequestError, RemoteRLError, describe
 
+from .broadcast import Group
 from .manifest import Entry, Manifest
 from .sources import IpcHandles
 
@@ -78,55 +78,61 @@ class IpcWriter:
         return IpcHandles(tuple(self._handles))
 
 
-class NcclGroup:
-    """UNVERIFIED. The group of the trainer's rank 0 and all sampler workers. Its constructor waits
-    for the workers: `SamplerEngine.connect(rendezvous(...))` of every engine runs meanwhile."""
+class BroadcastWriter:
+    """Rank 0's side of one delivery. It takes tensors in the manifest's order, as the other writers
+    do, but raises nothing, since a rank must go to the end of its gathers: after a failure it takes
+    no more, and `failure` says what it was."""
 
-    def __init__(self, address: str, port: int, workers: int) -> None:
-        from vllm.distributed.weight_transfer.nccl_common import trainer_init
-
-        self._group = trainer_init(
-            {"master_address": address, "master_port": port, "world_size": 1 + workers}
-        )
-
-    def writer(self, manifest: Manifest) -> NcclWriter:
-        """For one update."""
-        return NcclWriter(self._group, manifest)
-
-    def close(self) -> None:
-        """Leaves the group."""
-        self._group.destroy()
-
-
-class NcclWriter:
-    """UNVERIFIED. Broadcasts each tensor as it is written, while every engine's update runs with
-    `NcclBroadcast()` as its source. An error on either side leaves the group unusable: it and the
-    engines must be started again."""
-
-    def __init__(self, group: Any, manifest: Manifest) -> None:
+    def __init__(self, group: Group | None, manifest: Manifest) -> None:
         self._group = group
         self._order = _InOrder(manifest)
+        self.failure: RemoteRLError | None = None
+        if group is None:
+            self.failure = BackendError("rank 0 is not in the group; sync again", group=True)
 
-    def write(self, name: str, tensor: torch.Tensor) -> Entry:
-        """Takes a tensor on the CUDA device of the group."""
-        entry, cast = self._order.next(name, tensor)
-        self._group.broadcast(cast, src=0, stream=torch.cuda.current_stream())
-        return entry
+    def write(self, name: str, tensor: torch.Tensor) -> Entry | None:
+        """Broadcasts it; returns when it has gone."""
+        if self.failure is not None or self._group is None:
+            return None
+        try:
+            self._group.go_on()
+            entry, cast = self._order.next(name, tensor)
+            if not finite(cast):  # what is merged or cast can be, where its parts are not
+                raise InvalidRequestError(
+                    f"tensor {name!r} holds NaN or infinity; nothing could be drawn from it",
+                    field=name,
+                )
+            self._group.carry(cast.to(self._group.device))
+            return entry
+        except Exception as error:  # noqa: BLE001 - it is kept, and told when all ranks are through
+            self._fail(error)
+            return None
 
-    def finish(self) -> None:
-        """Returns when all were sent."""
-        self._order.end()
-        torch.cuda.current_stream().synchronize()
+    def finish(self) -> RemoteRLError | None:
+        """What went wrong, None where all were sent."""
+        if self.failure is None:
+            try:
+                self._order.end()
+            except BackendError as error:
+                self._fail(error)
+        return self.failure
+
+    def _fail(self, error: Exception) -> None:
+        self.failure = (
+            error
+            if isinstance(error, RemoteRLError)
+            else BackendError(
+                f"rank 0 could not send the weights ({describe(error)}); sync again",
+                worker="rank 0",
+            )
+        )
+        if self._group is not None:
+            self._group.abort()
 
 
-def rendezvous(
-    address: str, port: int, engine: int, engines: int, workers_each: int
-) -> dict[str, Any]:
-    """UNVERIFIED. What `SamplerEngine.connect` of this engine is given; the trainer is rank 0."""
-    return {
-        "master_address": address,
-        "master_port": port,
-        "rank_offset": 1 + engine * workers_each,
-        "world_size": 1 + engines * workers_each,
-        "packed": False,
-    }
+def finite(tensor: torch.Tensor) -> bool:
+    """Whether it holds neither NaN nor infinity."""
+    if not (tensor.numel() and tensor.is_floating_point()):
+        return True
+    # NaN comes through both; no temporary of the tensor's size
+    return all(bool(torch.isfinite(each)) for each in torch.aminmax(tensor))

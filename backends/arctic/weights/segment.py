@@ -205,6 +205,11 @@ def _as_torch(place: Array, dtype: str) -> Any:
     return torch.from_numpy(place).view(getattr(torch, dtype))
 
 
+def is_here(name: str) -> bool:
+    """Whether this machine has a segment of this name."""
+    return _path(name).exists()
+
+
 def unlink(name: str) -> None:
     """Removes the name; its memory goes with the last mapping. No error where it is gone."""
     _path(name).unlink(missing_ok=True)

@@ -1,18 +1,21 @@
 """Arctic backend: the three ways in which tensors come to a sampler (imports nothing heavy).
 
-    str            the name of a segment of shared memory (segment.py); tested on CPUs
-    IpcHandles     CUDA IPC handles of the trainer's tensors, on the same GPUs; UNVERIFIED
-    NcclBroadcast  the trainer broadcasts meanwhile over NCCL; UNVERIFIED, and no sync takes it yet
-
-The senders of the last two are in device_paths.py.
+str         the name of a segment of shared memory (segment.py); tested on CPUs
+IpcHandles  CUDA IPC handles of the trainer's tensors, on the same GPUs (device_paths.py);
+            UNVERIFIED
+Broadcast   the trainer's rank 0 broadcasts meanwhile (broadcast.py), over gloo, tested on CPUs,
+            or NCCL, UNVERIFIED
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import attrs
+
+#: what a group broadcasts by
+Kind: TypeAlias = Literal["gloo", "nccl"]
 
 
 @attrs.frozen
@@ -30,9 +33,24 @@ class IpcHandles:
 
 
 @attrs.frozen
-class NcclBroadcast:
-    """UNVERIFIED. The trainer's rank 0 broadcasts the manifest's tensors in its order, while the
-    update runs, in the group that `SamplerEngine.connect` has joined."""
+class Meeting:
+    """Where a group meets. name: no other group's. address, port: of rank 0's store. size: rank 0
+    and all sampler workers. patience: seconds for the meeting, and for each piece later."""
+
+    kind: Kind
+    name: str
+    address: str
+    port: int
+    size: int
+    patience: float
 
 
-Source: TypeAlias = str | IpcHandles | NcclBroadcast
+@attrs.frozen
+class Broadcast:
+    """Rank 0 broadcasts the manifest's tensors in its order, while the update runs, in the group of
+    this name, which `SamplerEngine.connect` has joined."""
+
+    group: str
+
+
+Source: TypeAlias = str | IpcHandles | Broadcast
