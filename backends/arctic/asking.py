@@ -19,17 +19,32 @@ async def asked(
     method: str,
     *arguments: Any,
     failed: Callable[[], None] = lambda: None,
+    within: float | None = None,
 ) -> list[Any]:
-    """What each answers, or the error that it raised. failed: called as soon as one does."""
+    """What each answers, or the error that it raised. failed: called as soon as one does. within:
+    seconds after which an engine hangs, and is ended; None waits for as long as it lives."""
 
     async def ask(worker: SamplerWorker) -> Any:
         try:
-            return await worker.ask(method, *arguments)
+            return await answered(worker, within, method, *arguments)
         except RemoteRLError:
             failed()
             raise
 
     return await asyncio.gather(*(ask(each) for each in workers), return_exceptions=True)
+
+
+async def answered(
+    worker: SamplerWorker, within: float | None, method: str, *arguments: Any
+) -> Any:
+    """As `SamplerWorker.ask`; an engine that takes more seconds than `within` is ended."""
+    try:
+        async with asyncio.timeout(within):
+            return await worker.ask(method, *arguments)
+    except TimeoutError:
+        worker.give_up(f"did not answer {method} within {within:g} s")
+        assert worker.failure is not None, "given up now, or gone before"
+        raise worker.failure.copy() from None
 
 
 async def serve_on(workers: Iterable[SamplerWorker], served: tuple[int | None, Label]) -> None:

@@ -23,7 +23,7 @@ from remote_rl.errors import BackendError, RemoteRLError
 from remote_rl.protocol import OperationContext
 from remote_rl.requests import InFlight
 
-from .asking import asked, is_death, is_of_the_group, most_telling
+from .asking import answered, asked, is_death, is_of_the_group, most_telling
 from .weights.manifest import Form, Manifest, lay_out
 from .weights.sources import Broadcast, Kind, Meeting, Source
 
@@ -160,12 +160,8 @@ class Broadcasts:
 
     async def _connect(self, worker: SamplerWorker, meeting: Meeting, number: int) -> None:
         try:
-            async with asyncio.timeout(3 * self._patience):  # more than it takes by itself
-                await worker.ask("connect", meeting, number)
-        except TimeoutError:
-            worker.give_up("did not come to the meeting for a broadcast")
-            assert worker.failure is not None
-            raise worker.failure.copy() from None
+            # more than it takes by itself
+            await answered(worker, 3 * self._patience, "connect", meeting, number)
         except RemoteRLError:
             self._trainers.call_off(meeting.name)  # nobody waits for this one
             raise
@@ -272,13 +268,8 @@ class Broadcasts:
             watching.cancel()
 
     async def _pulse(self, worker: SamplerWorker) -> Any:
-        try:
-            async with asyncio.timeout(self._patience):
-                return await worker.ask("pulse")
-        except TimeoutError:
-            worker.give_up(f"has not answered for {self._patience:g} s")
-        except RemoteRLError:
-            pass  # the delivery itself tells
+        with contextlib.suppress(RemoteRLError):  # the delivery itself tells
+            return await answered(worker, self._patience, "pulse")
         return None
 
 

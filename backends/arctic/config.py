@@ -163,7 +163,8 @@ class PlacementConfig:
     device: "cpu", "cuda", or "auto": cuda where there is a GPU. colocated: trainer and sampler
     share the GPUs. swap: of colocated halves, an operation that needs one puts the other to sleep;
     False leaves both awake, for GPUs that hold both. object_store_mib: of an own
-    cluster. start_timeout: seconds after which a start that makes no progress is given up.
+    cluster. start_timeout: seconds after which a start that makes no progress is given up,
+    and a half that is put to sleep or woken counts as hung.
     """
 
     address: str | None = attrs.field(default=None, validator=optional(text()))

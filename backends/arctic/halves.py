@@ -4,6 +4,7 @@ contract)."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -23,10 +24,12 @@ from .weight_path import WeightPath
 
 
 class TrainingHalf:
-    """All ranks. Where they are gone there is nothing to move: their operation says so."""
+    """All ranks. Where they are gone there is nothing to move: their operation says so. patience:
+    seconds after which ranks that are moved hang, and are ended."""
 
-    def __init__(self, trainers: TrainerGroup) -> None:
+    def __init__(self, trainers: TrainerGroup, patience: float) -> None:
         self._trainers = trainers
+        self._patience = patience
 
     async def sleep(self) -> None:
         """Their tensors go to host memory."""
@@ -37,6 +40,15 @@ class TrainingHalf:
         await self._move("wake")
 
     async def _move(self, method: str) -> None:
+        moving = asyncio.ensure_future(self._moved(method))
+        try:
+            if not (await asyncio.wait({moving}, timeout=self._patience))[0]:
+                self._trainers.give_up(f"the ranks did not {method} within {self._patience:g} s")
+            await moving
+        finally:
+            moving.cancel()
+
+    async def _moved(self, method: str) -> None:
         if await self._trainers.alive():
             await self._trainers.everywhere(method, context=_SILENT)
 

@@ -52,9 +52,9 @@ class SamplerPool:
         self._paused = False
         self._level = Level.AWAKE
         self._started = False
-        self._revival = Revival(
-            lambda worker: self._start(worker, None), config.placement.start_timeout
-        )
+        #: no move of an engine's memory takes longer than a start may
+        self._patience = config.placement.start_timeout
+        self._revival = Revival(lambda worker: self._start(worker, None), self._patience)
         #: shape and dtype of every tensor that the engines expect, by name
         self.forms: Mapping[str, Form] = {}
 
@@ -224,17 +224,19 @@ class SamplerPool:
     async def sleep(self) -> None:
         """Gives GPU memory back; generates are held. An engine that can't is started again."""
         self._level = Level.ASLEEP
-        await self._everywhere("sleep")
+        await self._everywhere("sleep", within=self._patience)
 
     async def wake(self, level: Level) -> None:
         """Takes it again, the weights' only or, AWAKE, all of it."""
         self._level = level
-        await self._everywhere("wake", level is Level.AWAKE)
+        await self._everywhere("wake", level is Level.AWAKE, within=self._patience)
 
-    async def _everywhere(self, method: str, *arguments: Any) -> list[Any]:
-        """Results of the engines that are there; one that dies in it is started again."""
-        living = [each for each in self._workers if each.ready]
-        answers = await asked(living, method, *arguments)
+    async def _everywhere(
+        self, method: str, *arguments: Any, within: float | None = None
+    ) -> list[Any]:
+        """Results of the engines that are there; one that dies in it, or takes longer than `within`
+        seconds, is started again."""
+        answers = await asked(self.living, method, *arguments, within=within)
         for answer in answers:
             if isinstance(answer, BaseException) and not is_death(answer):
                 raise answer

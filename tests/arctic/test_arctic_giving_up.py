@@ -12,10 +12,13 @@ import pytest
 from ray.exceptions import ActorDiedError
 
 from backends.arctic.config import ArcticConfig
+from backends.arctic.halves import TrainingHalf
+from backends.arctic.placing import Level
 from backends.arctic.sampler_worker import SamplerWorker
 from backends.arctic.trainers import TrainerGroup
 from remote_rl.errors import BackendError
 
+SOON = 10.0
 CONFIG = ArcticConfig(model="any", training={"ranks": 2})
 #: knows of no output
 CLUSTER: Any = SimpleNamespace(last_words=lambda process: "")
@@ -26,7 +29,7 @@ class Hanging:
     """An actor that answers nothing until it is killed."""
 
     def __init__(self) -> None:
-        self.run = self.pulse = SimpleNamespace(remote=self._answer)
+        self.run = self.pulse = self.here = SimpleNamespace(remote=self._answer)
         self._killed = asyncio.Event()
 
     async def _answer(self, *given: Any) -> Any:
@@ -93,3 +96,29 @@ def test_ranks_that_are_given_up_say_why_now_and_later() -> None:
         assert str(caught.value) == why
 
     asyncio.run(script())
+
+
+@pytest.mark.parametrize("hung", ["here", "run"])
+@pytest.mark.parametrize("move", ["sleep", "wake"])
+def test_ranks_that_hang_when_they_are_moved_are_ended(hung: str, move: str) -> None:
+    async def script() -> None:
+        group = TrainerGroup(CONFIG, CLUSTER)
+        actors = group._actors = [Hanging(), Hanging()]
+        if hung == "run":
+            for each in actors:
+                each.here = SimpleNamespace(remote=_at_once)
+        half = TrainingHalf(group, patience=0.05)
+        moving = half.sleep() if move == "sleep" else half.wake(Level.AWAKE)
+        if hung == "run":
+            with pytest.raises(BackendError, match=f"ranks did not {move} within 0.05 s, and"):
+                await asyncio.wait_for(moving, SOON)
+        else:  # ranks that are gone have nothing to move, and their next operation says why
+            await asyncio.wait_for(moving, SOON)
+        assert all(each._killed.is_set() for each in actors)
+        with pytest.raises(BackendError, match=f"ranks did not {move} within 0.05 s, and"):
+            await group.everywhere("forward", context=CONTEXT)
+
+    asyncio.run(script())
+
+
+async def _at_once() -> None: ...

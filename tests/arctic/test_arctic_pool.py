@@ -12,6 +12,7 @@ import pytest
 
 from backends.arctic import samplers
 from backends.arctic.config import ArcticConfig
+from backends.arctic.placing import Level
 from backends.arctic.samplers import SamplerPool
 from remote_rl import SamplingParams
 from remote_rl.errors import BackendError
@@ -44,8 +45,11 @@ class Worker:
         return {}
 
     def die(self) -> None:
+        self.give_up("died")
+
+    def give_up(self, why: str) -> None:
         self.end()
-        self.failure = BackendError("it died", worker=self.name, died=True)
+        self.failure = BackendError(f"it {why}", worker=self.name, died=True)
         self._died()
 
     def end(self) -> None:
@@ -196,6 +200,29 @@ def test_a_delivery_to_an_engine_that_hangs_is_silent() -> None:
         assert len(context.told) <= 1  # the first look
         workers[0].hold.set()
         await delivery
+
+    run(script)
+
+
+@pytest.mark.parametrize("move", ["sleep", "wake"])
+def test_an_engine_that_hangs_when_it_is_moved_is_started_again(move: str) -> None:
+    async def script(pool: SamplerPool, workers: list[Any]) -> None:
+        first, second = workers
+        pool._patience = 0.05
+
+        async def ask(method: str, *given: Any) -> Any:
+            if method == move and second.lives == 1:
+                await asyncio.Event().wait()
+            return await Worker.ask(second, method, *given)
+
+        second.ask = ask
+        moving = pool.sleep() if move == "sleep" else pool.wake(Level.AWAKE)
+        await asyncio.wait_for(moving, SOON)  # the other one has moved, and serves
+        assert [each[0] for each in first.asked] == [move]
+        assert second.failure is not None
+        assert f"did not answer {move} within 0.05 s" in str(second.failure)
+        await until(lambda: second.lives == 2 and second.ready)
+        assert (first.synced, second.synced) == (True, False)
 
     run(script)
 

@@ -513,7 +513,7 @@ def test_an_engine_that_never_comes_to_a_meeting_is_ended() -> None:
         run.two.answers["connect"] = never
         assert (await run.sync()).version == 3  # of the others
         assert run.two.failure is not None
-        assert "two did not come to the meeting" in str(run.two.failure)
+        assert "two did not answer connect within" in str(run.two.failure)
         assert "update two" not in run.log
 
     run(script, patience=SHORT)
@@ -538,7 +538,7 @@ def test_an_engine_that_does_not_answer_is_ended_and_the_others_are_delivered_to
         run.two.answers.update(pulse=never, prepare=never)
         assert (await run.sync("wait")).version == 3
         assert run.two.failure is not None
-        assert "two has not answered for" in str(run.two.failure)
+        assert "two did not answer pulse within" in str(run.two.failure)
         assert "update two" not in run.log
 
     run(script, patience=SHORT)
