@@ -152,8 +152,13 @@ class Broadcasts:
             asyncio.ensure_future(self._connect(each, meeting, number))
             for number, each in enumerate(living)
         ]
-        answers = await asyncio.gather(*connecting, return_exceptions=True)
-        (failure, *_) = await joining
+        try:
+            answers = await asyncio.gather(*connecting, return_exceptions=True)
+            (failure, *_) = await joining
+        finally:
+            if not joining.done():
+                self._trainers.call_off(meeting.name)
+                joining.cancel()
         failures = [each for each in (*answers, failure) if isinstance(each, BaseException)]
         if failures:
             raise most_telling(failures)
@@ -199,13 +204,13 @@ class Broadcasts:
                 source=Broadcast(name),
                 in_flight="keep",
                 among=group.engines,
-                failed=lambda: self._trainers.call_off(name),
+                failed=lambda: self._call_off(name),
             )
             await asyncio.wait({ranks})
             if _failed(ranks):  # the engines have it all; who needs the ranks next hears of it
                 log.warning("the ranks did not end their broadcast well: %s", _failure(ranks))
         except Exception as error:
-            self._trainers.call_off(name)
+            self._call_off(name)
             await asyncio.wait({ranks})
             cause = _cause(error, ranks)
             if cause is error:
@@ -214,9 +219,13 @@ class Broadcasts:
         finally:
             ending.cancel()
             if _failed(ranks):
-                self._group = None
-                self._trainers.call_off(name)
+                self._call_off(name)
                 ranks.cancel()
+
+    def _call_off(self, name: str) -> None:
+        """Rank 0 leaves the group, now or when it hears of it: nobody meets in that one again."""
+        self._group = None
+        self._trainers.call_off(name)
 
     # -- what hangs ---------------------------------------------------------------------------
 
@@ -233,7 +242,7 @@ class Broadcasts:
                 if heard.silence > 2 * patience:
                     self._trainers.give_up(f"the ranks did nothing for {2 * patience:g} s")
                 elif heard.silence > patience and group:
-                    self._trainers.call_off(group)
+                    self._call_off(group)
             return work.result()
         finally:
             work.cancel()

@@ -1,5 +1,5 @@
-"""Arctic backend: one vLLM engine, in its Ray worker and as the pool sees it (imports ray, cluster,
-sampling.settings and the contract; sampling.engine in the worker)."""
+"""Arctic backend: one vLLM engine, in its Ray worker and as the pool sees it (imports ray, asking,
+cluster, sampling.settings and the contract; sampling.engine in the worker)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from remote_rl.errors import (
 )
 from remote_rl.types import Sample
 
+from .asking import is_death
 from .cluster import Cluster, begin_worker
 from .config import ArcticConfig
 from .engine_factory import on_cpu
@@ -151,7 +152,10 @@ class SamplerWorker:
             raise self._lost(actor, "generate", error) from None
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """One method of the engine. Raises as `draw` does."""
+        """One method of the engine. Raises as `draw` does, also where it has died since whoever
+        asks has chosen it."""
+        if not self.ready:
+            raise self._gone()
         actor = self._actor
         updates = method == "update"
         self.updating = self.updating or updates
@@ -164,6 +168,12 @@ class SamplerWorker:
         if isinstance(answer, RemoteRLError):
             raise self._told(actor, method, answer)
         return answer
+
+    def _gone(self) -> BackendError:
+        """Of one that isn't there, or only starts."""
+        if self.failure is not None and is_death(self.failure):
+            return self.failure.copy()
+        return BackendError(f"{self.name} is gone; {_BEGUN_AGAIN}", worker=self.name, died=True)
 
     async def _follow(self, actor: Any) -> None:
         try:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections import deque
 from collections.abc import Coroutine
@@ -161,6 +162,18 @@ class Runner:
         record.task = self._turn = asyncio.get_running_loop().create_task(
             self._take_turn(record), name=_LANE
         )
+        self._turn.add_done_callback(functools.partial(self._turn_over, record))
+
+    def _turn_over(self, record: Record, task: asyncio.Task[None]) -> None:
+        """Where it was cancelled before its first step, nothing in it has told the next one."""
+        if task is not self._turn:
+            return
+        self._turn = None
+        if not self._stopped and not (record.done and record.error is None):
+            why = f"{record.operation.name} was cancelled before it began"
+            self._fail(record, record.error or OperationCancelled(why))
+            self.dispatcher.settled(record)
+        self._next_turn()
 
     async def _take_turn(self, record: Record) -> None:
         try:

@@ -68,10 +68,8 @@ class RayTransport:
         return seal(request)
 
     async def close(self) -> None:
-        """Later calls are lost; the process stays in the cluster."""
+        """Later calls are lost, those under way end as ever; the process stays in the cluster."""
         self._closed = True
-        if self._silences is not None:
-            self._silences.close()
 
     async def call(self, message: Message, timeout: float) -> Any:
         """The dispatcher's reply. `timeout`: seconds from when the message is in Ray's hands. A

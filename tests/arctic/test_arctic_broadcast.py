@@ -3,6 +3,8 @@ nothing else is needed, and real ranks send to it, whatever their number and ZeR
 
 from __future__ import annotations
 
+import gc
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +18,9 @@ import torch
 from arctic_oracle import random_batch, random_cotangents
 from arctic_ranks import RankFailed
 from arctic_training import STEADY, Trainer, same
+from torch.distributed import PrefixStore
 
+from backends.arctic.training.delivering import Deliveries
 from backends.arctic.weights import broadcast
 from backends.arctic.weights.broadcast import Group, join, open_store
 from backends.arctic.weights.manifest import lay_out
@@ -115,6 +119,30 @@ def test_who_does_not_come_is_not_waited_for_longer_than_patience(
         ends(joining, r"2 of the 4 .* did not come within 0.5 s, number 1|called off")
 
 
+@pytest.mark.parametrize("called_off", [False, True])
+def test_a_meeting_that_fails_leaves_no_port(called_off: bool) -> None:
+    """At once, and not when Python looks for what nobody holds."""
+    gc.disable()
+    try:
+        store = open_store(SHORT)
+        port = store.port
+        meeting = Meeting("gloo", "one", "localhost", port, 3, SHORT)
+        with pytest.raises(BackendError):
+            join(meeting, 0, store, lambda: called_off)
+        del store
+        end = time.monotonic() + PATIENCE
+        while listens(port):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        gc.enable()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("localhost", port)) == 0
+
+
 def test_a_meeting_that_is_called_off_ends_for_all(threads: ThreadPoolExecutor) -> None:
     place, off = Place(3), threading.Event()
     joining = [threads.submit(place.end, 0, off.is_set), threads.submit(place.end, 1)]
@@ -172,6 +200,31 @@ def test_who_waits_for_one_that_does_not_take_is_called_off(threads: ThreadPoolE
         end.abort()
 
 
+def test_who_is_called_off_as_a_piece_begins_does_not_wait_for_it(
+    threads: ThreadPoolExecutor,
+) -> None:
+    """Whoever lets go of gloo last waits until it has given the piece up."""
+    off = threading.Event()
+    sender, other = group_of(threads, 2, off.is_set, patience=3 * SOON)
+
+    class Begun:
+        def __init__(self, held: Any) -> None:
+            self._held = held
+
+        def broadcast(self, *given: Any) -> Any:
+            work = self._held.broadcast(*given)
+            off.set()
+            sender.abort()
+            end = time.monotonic() + SHORT
+            while sender._held and time.monotonic() < end:  # type: ignore[attr-defined]
+                time.sleep(0.01)
+            return work
+
+    sender._held[:] = [Begun(sender._held[0])]  # type: ignore[attr-defined]
+    ends(threads.submit(sender.carry, torch.zeros(9)), "called off")
+    other.abort()
+
+
 def test_who_waits_for_one_that_has_left_hears_it_at_the_store(
     threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +251,24 @@ def test_who_has_left_is_in_no_group(threads: ThreadPoolExecutor) -> None:
         end.abort()
         end.abort()
     ends(threads.submit(group[0].carry, torch.zeros(9)), "broken off in a piece")
+
+
+def test_what_was_left_is_not_used_any_more(threads: ThreadPoolExecutor) -> None:
+    """Of NCCL's, what was aborted is gone, and would take no piece without saying so."""
+    pieces: list[torch.Tensor] = []
+
+    class Aborted(Group):
+        def _piece(self, piece: torch.Tensor) -> None:
+            pieces.append(piece)
+
+        def _close(self) -> None: ...
+
+    place = Place(2)
+    end = Aborted(place.meeting, PrefixStore("one", place.store), lambda: False)
+    end.carry(torch.zeros(9))
+    end.abort()
+    ends(threads.submit(end.carry, torch.zeros(9)), "this process has left it")
+    assert len(pieces) == 1
 
 
 # -- ranks --------------------------------------------------------------------------------------
@@ -296,6 +367,15 @@ def test_ranks_that_wait_for_nobody_are_called_off(
     assert "called off" in str(failure)
     assert same(trainer.weights(), weights)
     receiver.group.abort()
+
+
+def test_what_was_called_off_is_forgotten_with_its_meeting() -> None:
+    deliveries = Deliveries(0, torch.device("cpu"))
+    for number in range(3):
+        deliveries.call_off(f"meeting {number}")
+        assert isinstance(deliveries.open_store(SHORT), int)
+    assert not deliveries._called_off
+    deliveries.leave()
 
 
 def test_weights_that_are_not_finite_are_refused_before_anything_moves(trainer: Trainer) -> None:

@@ -3,14 +3,19 @@ only a stand-in for vLLM's."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import math
 import threading
+import time
+import weakref
 from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from backends.arctic.sampling.core import CoreThread
+from backends.arctic.sampling.engine import SamplerEngine
 from backends.arctic.sampling.flight import Drawn, Flight
 from backends.arctic.sampling.settings import SampleRequest
 from remote_rl import SamplingParams
@@ -185,3 +190,30 @@ def test_weights_of_no_version_serve_nobody() -> None:
     assert isinstance(failure, BackendError)
     assert "sync again" in str(failure)
     thread.stop().result(PATIENCE)
+
+
+def test_nothing_of_a_call_that_failed_is_held() -> None:
+    """Of an update those would be tensors on the device; also before the collector comes by."""
+    engine = SamplerEngine()
+    engine._thread = _running(StandIn())
+    held: list[weakref.ref[StandIn]] = []
+
+    def fails() -> None:
+        tensors = StandIn()
+        held.append(weakref.ref(tensors))
+        raise BackendError("half-way")
+
+    async def asks() -> None:
+        with pytest.raises(BackendError, match="half-way"):
+            await engine._call(fails)
+
+    gc.disable()
+    try:
+        asyncio.run(asks())
+        end = time.monotonic() + PATIENCE
+        while held[0]() is not None:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    finally:
+        gc.enable()
+    asyncio.run(engine.stop())

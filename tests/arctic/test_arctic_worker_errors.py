@@ -48,7 +48,7 @@ def of_a_rank(answer: Any) -> BackendError:
 
 def of_an_engine(answer: Any) -> BackendError:
     worker = SamplerWorker(0, CONFIG, CLUSTER, lambda: None)
-    worker._actor = Asked(answer)
+    worker._actor, worker.ready = Asked(answer), True
     return raised(worker.ask("forward"))
 
 
@@ -86,6 +86,23 @@ def test_vllm_that_fails_in_an_engine_that_lives_says_why() -> None:
         "sampling engine 0 failed (no room for KV) in forward; it is started again, and serves "
         "after the next weights.sync"
     )
+    assert error.details["died"] is True
+
+
+@pytest.mark.usefixtures("kills")
+def test_an_engine_that_died_since_it_was_chosen_is_told_as_dead() -> None:
+    """Whoever asks it then goes on with the others, as where it dies while it is asked."""
+    worker = SamplerWorker(0, CONFIG, CLUSTER, lambda: None)
+    worker._actor, worker.ready = Asked(None), True
+    worker.give_up("hangs")
+    for begun_again in (None, Asked(None)):  # it loads its model
+        worker._actor = begun_again
+        error = raised(worker.ask("connect"))
+        assert error.details["died"] is True
+        assert "sampling engine 0 hangs; it was ended" in str(error)
+    worker.failure = BackendError("it could not be started again", worker=worker.name)
+    error = raised(worker.ask("connect"))
+    assert str(error).startswith("sampling engine 0 is gone; it is started again")
     assert error.details["died"] is True
 
 

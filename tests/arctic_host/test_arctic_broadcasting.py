@@ -304,6 +304,20 @@ def test_a_group_lasts_as_long_as_all_of_it_do() -> None:
     run(script)
 
 
+def test_a_group_that_was_called_off_is_not_met_again() -> None:
+    """Also where the ranks had sent all when an engine failed: they have left it since."""
+
+    async def script(run: Run) -> None:
+        run.one.answers["update"] = fails(BackendError("half-way"))
+        await run.fails("half-way")
+        assert "call_off" in run.log
+        run.one.answers.clear()
+        await run.sync()
+        assert run.log.count("join_group") == 2
+
+    run(script)
+
+
 def test_what_the_ranks_refuse_touches_no_engine() -> None:
     async def script(run: Run) -> None:
         run.ranks.raises["check_weights"] = InvalidRequestError("NaN", field="a")
@@ -553,12 +567,15 @@ def test_an_engine_that_has_all_and_does_not_end_is_ended() -> None:
     run(script, patience=SHORT)
 
 
-def test_a_sync_that_is_cancelled_leaves_nobody_waiting() -> None:
+@pytest.mark.parametrize("during", ["join_group", "broadcast"])
+def test_a_sync_that_is_cancelled_leaves_nobody_waiting(during: str) -> None:
     async def script(run: Run) -> None:
-        run.ranks.sending.clear()
-        run.one.answers["update"] = run.two.answers["update"] = never
+        waits = run.ranks.sending if during == "broadcast" else run.ranks.meeting
+        waits.clear()
+        for each in (run.one, run.two):
+            each.answers.update(update=never, **({"connect": never} if "join" in during else {}))
         syncing = asyncio.ensure_future(run.sync())
-        while "broadcast" not in run.log:
+        while during not in run.log:
             await asyncio.sleep(0)
         syncing.cancel()
         with pytest.raises(asyncio.CancelledError):

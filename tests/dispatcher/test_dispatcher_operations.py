@@ -74,6 +74,18 @@ async def test_an_operation_that_is_sent_at_the_outcome_of_another_begins_at_onc
 
 
 @in_loop
+async def test_one_whose_task_is_cancelled_before_its_first_step_holds_nobody_up():
+    """As by a backend that ends every task of the loop."""
+    async with running() as talk:
+        assert not (await talk.submit("zero_grad", 1)).done
+        (task,) = (each for each in asyncio.all_tasks() if "lane" in each.get_name())
+        assert task.cancel()
+        assert type(await talk.error("zero_grad", 1)) is OperationCancelled
+        await talk.result("snapshot", 2, snapshot(2))
+        assert talk.backend.calls == ["snapshot"]
+
+
+@in_loop
 async def test_a_gap_holds_what_comes_after_until_the_lost_number_arrives():
     async with running() as talk:
         assert not (await talk.submit("optim_step", 2, OPTIM_STEP)).done

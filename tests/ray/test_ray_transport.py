@@ -164,6 +164,22 @@ def test_what_is_given_up_is_cancelled_in_the_actor(server: RayServer) -> None:
     assert asked(server.target, question) == [1, 1]
 
 
+def test_what_is_under_way_when_the_transport_closes_is_given_up_in_time(
+    server: RayServer,
+) -> None:
+    async def question(transport: RayTransport) -> None:
+        grant = await attached(transport)
+        wait = Wait(client_id="c", instance_id=grant.instance_id, timeout=60)
+        call = asyncio.ensure_future(transport.call(wait, 1.0))
+        while not in_actor(server, lambda run: run._answering):
+            await asyncio.sleep(0.01)
+        await transport.close()
+        with pytest.raises(ConnectionLost, match="no answer within 1 s"):
+            await asyncio.wait_for(call, 30)
+
+    asked(server.target, question)
+
+
 def test_a_message_that_is_too_large_is_refused_and_the_run_goes_on(serve: Any) -> None:
     server = serve("witness", limits=Limits(max_body=1 << 20, grace=5))
     with connect(server.target) as rl:

@@ -129,6 +129,7 @@ class CoreThread:
                 command.future.set_result(command.function())
             except Exception as error:  # noqa: BLE001 - the caller's to handle
                 command.future.set_exception(error)
+            del command  # nothing of it is held until the next one comes
             self._tell_none_left()
 
     def _step(self) -> None:

@@ -286,7 +286,11 @@ class SamplerEngine:
 
     async def _call(self, function: Callable[[], T]) -> T:
         future: Future[T] = self._core.call(function)
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            # its error's traceback holds this frame, and both would keep a failed update's tensors
+            del future
 
 
 def _check_segment(name: str, manifest: Manifest) -> None:

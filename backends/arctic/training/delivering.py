@@ -128,6 +128,7 @@ class Deliveries:
     def leave(self) -> None:
         """The group, if there is one, and where another would have met."""
         group, self._group, self._store = self._group, None, None
+        self._called_off.clear()  # of meetings that are over; the next one has another name
         if group is not None:
             group.abort()
 

@@ -62,15 +62,13 @@ def join(
     made: Future[Group] = Future()
     # which one that is, only this thread knows
     device = torch.accelerator.current_device_index() if meeting.kind == "nccl" else None
-
-    def work() -> None:
-        try:
-            made.set_result(_joined(meeting, rank, device, store, called_off))
-        except Exception as error:  # noqa: BLE001 - whoever waits hears it
-            made.set_exception(error)
-
     # NCCL would wait for ever for one that dies while they connect; nobody waits for this thread
-    threading.Thread(target=work, name=f"joins {meeting.name}", daemon=True).start()
+    threading.Thread(
+        target=_join_aside,
+        args=(made, meeting, rank, device, store, called_off),
+        name=f"joins {meeting.name}",
+        daemon=True,
+    ).start()
     end = time.monotonic() + 2 * meeting.patience
     try:
         while not wait([made], LOOK_SECONDS).done:
@@ -83,6 +81,17 @@ def join(
         raise
     except Exception as error:
         raise _lost(meeting, "its meeting", describe(error)) from error
+    finally:
+        # its error's traceback holds this frame, and both would keep the store and its port
+        del made
+
+
+def _join_aside(made: Future[Group], *given: Any) -> None:
+    try:
+        made.set_result(_joined(*given))
+    except Exception as error:  # noqa: BLE001 - whoever waits hears it
+        # without its frames, which hold the store for as long as anybody holds the error
+        made.set_exception(error.with_traceback(None))
 
 
 def _leave(made: Future[Group]) -> None:
@@ -153,6 +162,7 @@ class Group:
         numbers = tensor.reshape(-1).view(torch.uint8)
         for begin in range(0, len(numbers), PIECE_BYTES):
             try:
+                self.go_on()  # what was left can't be used any more, whoever left it
                 self._piece(numbers[begin : begin + PIECE_BYTES])
             except RemoteRLError:
                 raise
@@ -161,11 +171,14 @@ class Group:
             self.moved += 1
 
     def go_on(self) -> None:
-        """Raises `BackendError` where the delivery is called off, or, looked at every second,
-        somebody has left; of what waits on a device, its connections tell nobody."""
+        """Raises `BackendError` where the delivery is called off, this process has left, or, looked
+        at every second, somebody else has; of what waits on a device, its connections tell
+        nobody."""
         _go_on(self._called_off)
         now, store = time.monotonic(), self._store
-        if store is not None and now - self._looked > STORE_SECONDS:
+        if store is None:
+            raise _lost(self.meeting, "a piece of the weights", "this process has left it")
+        if now - self._looked > STORE_SECONDS:
             self._looked = now
             _go_on(lambda: store.check([_BROKEN_OFF]))
 
@@ -200,25 +213,25 @@ class GlooGroup(Group):
         self._held: list[Any] = [ProcessGroupGloo(store, rank, meeting.size, options)]
         self._order = BroadcastOptions()
         self._order.rootRank = self._order.rootTensor = 0
+        #: whoever lets go of gloo last waits with it, which is to be the thread that leaves
+        self._using = threading.Lock()
 
     def _piece(self, piece: torch.Tensor) -> None:
-        held = self._held
-        if not held:
-            self.go_on()
-            raise _lost(self.meeting, "a piece of the weights", "this process has left it")
-        work = held[0].broadcast([piece], self._order)
-        try:
-            while not work.is_completed():
-                self.go_on()
-                with contextlib.suppress(RuntimeError):  # not yet; or it failed, as is told below
-                    work.wait(timedelta(seconds=LOOK_SECONDS))
-            work.wait()
-        finally:
-            # it holds the connections, and an error's traceback would hold it
-            del work
+        with self._using:
+            work = self._held[0].broadcast([piece], self._order)
+            try:
+                while not work.is_completed():
+                    self.go_on()
+                    with contextlib.suppress(RuntimeError):  # not yet; or it failed, told below
+                        work.wait(timedelta(seconds=LOOK_SECONDS))
+                work.wait()
+            finally:
+                # it holds the connections, and an error's traceback would hold it
+                del work
 
     def _close(self) -> None:
-        self._held.clear()
+        with self._using:  # soon: `go_on` says that this process has left
+            self._held.clear()
 
 
 class NcclGroup(Group):
