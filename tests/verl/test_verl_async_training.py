@@ -22,12 +22,15 @@ STALENESS = "training/off_policy/trajectory_staleness"
 STALENESS_WORST = "training/off_policy/trajectory_staleness_worst"
 SPANS = "training/off_policy/trajectory_spans"
 
+#: seconds; an update takes longer than a rollout needs to begin, and a rollout longer than a step
+LATENCY = "{token = 0.2, forward_backward = 1.0}"
+
 NIGHTLY = os.environ.get("REMOTE_RL_NIGHTLY") == "1"
 nightly = pytest.mark.skipif(not NIGHTLY, reason="takes minutes: REMOTE_RL_NIGHTLY=1")
 
 
 def serve(tmp_path: Path) -> Any:
-    return serve_mock(tmp_path / "server", vocab_size=len(VOCABULARY), latency="{token = 0.2}")
+    return serve_mock(tmp_path / "server", vocab_size=len(VOCABULARY), latency=LATENCY)
 
 
 def check_steps(rows: list[Row], first: int = 1) -> None:
@@ -59,8 +62,7 @@ def test_rollouts_go_on_while_the_policy_is_trained(train: Trainings, tmp_path: 
         # the warm-up's prompts and the first step's are of the first policy
         assert rows[0]["data"][f"{STALENESS_WORST}/max"] == 0
         # rollouts were begun before the delivery that the step trained on, and some went on across
-        # one; not in every step: where a step finds its rollouts done it trains at once, and the
-        # next ones may begin only after its delivery
+        # one; not in every step, since those of the warm-up and of the first step end together
         assert max(row["data"][f"{STALENESS_WORST}/max"] for row in rows) >= 1
         assert max(row["data"][f"{SPANS}/max"] for row in rows) > 1
         # one delivery a step, after its two updates
