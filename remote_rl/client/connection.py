@@ -83,7 +83,7 @@ class Connection:
 
     def check_process(self) -> None:
         """Raises in a forked child, where loop and connections are not alive."""
-        if os.getpid() != self._process:
+        if not self.is_of_this_process:
             raise ForkedProcessError(
                 "this session was opened in the parent process; in a forked child, connect with "
                 "its handle instead"

@@ -27,14 +27,17 @@ class Lane:
         self.window = slots
         self.slots = slots
         self.refused = False
-        #: only one goes at a time, for want of room
-        self.narrow = False
         self.under_way: set[int] = set()
         self.waiting: list[_Ticket] = []
         self._let_in = 0
         self._asleep_above: int | None = None
         self._pauses = 0
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether only one goes at a time, for want of room."""
+        return self.refused and self.window == 1
 
     def admits(self, number: int) -> bool:
         """Whether this number may go now. One that is earlier than all that are under way may
@@ -52,11 +55,11 @@ class Lane:
         if self.refused and self._let_in >= _EASE:
             self._let_in = 0
             self.window = min(self.slots, 2 * self.window)
-            self.refused, self.narrow = self.window < self.slots, False
+            self.refused = self.window < self.slots
 
     def narrow_down(self) -> None:
         """The run had no room for one: from now on they go one at a time, and wait there."""
-        self.window, self.refused, self.narrow, self._let_in = 1, True, True, 0
+        self.window, self.refused, self._let_in = 1, True, 0
 
     def was_refused(self, number: int, retry_after: float, then: Callable[[], None]) -> None:
         """The run had no room for this one, however long it waited: until `wake`, or a while later,

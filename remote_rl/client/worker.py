@@ -32,7 +32,7 @@ class Worker:
     @property
     def is_this_thread(self) -> bool:
         """Whether the caller is one of the jobs."""
-        return self._thread is not None and threading.current_thread() is self._thread
+        return threading.current_thread() is self._thread
 
     def submit(self, job: Callable[[], None]) -> None:
         """Appends a job; `ready` has been called before."""

@@ -18,7 +18,7 @@ from remote_rl.types import Label, Sample
 
 from ..asking import is_of_the_group
 from ..model_directory import end_ids
-from ..weights.manifest import Form, Manifest, cast, check
+from ..weights.manifest import Form, Manifest, cast, check, not_finite
 from ..weights.segment import Segment, is_here
 from ..weights.sources import Meeting, Source
 from .core import CoreThread
@@ -298,9 +298,7 @@ def _check_segment(name: str, manifest: Manifest) -> None:
     segment.holds(manifest)
     wrong = segment.not_finite(manifest)
     if wrong is not None:
-        raise InvalidRequestError(
-            f"tensor {wrong!r} holds NaN or infinity; nothing could be drawn from it", field=wrong
-        )
+        raise not_finite(wrong)
 
 
 def _create(settings: SamplerSettings) -> Any:

@@ -13,11 +13,11 @@ from typing import TypeVar
 import torch
 from torch.distributed import TCPStore
 
-from remote_rl.errors import BackendError, InvalidRequestError, RemoteRLError, as_remote_error
+from remote_rl.errors import BackendError, RemoteRLError, as_remote_error
 
 from ..weights.broadcast import Group, join, open_store
 from ..weights.device_paths import BroadcastWriter, IpcWriter
-from ..weights.manifest import Entry, Form, Manifest, check, lay_out
+from ..weights.manifest import Entry, Form, Manifest, check, lay_out, not_finite
 from ..weights.segment import SegmentWriter
 from ..weights.sources import IpcHandles, Meeting
 from . import joining, publishing
@@ -72,14 +72,8 @@ class Deliveries:
     def check_weights(self, loaded: Loaded, forms: Mapping[str, Form]) -> None:
         """As `Rank.check_weights`."""
         _expected(loaded, forms)
-        failure = None
         wrong = publishing.not_finite(loaded)
-        if wrong is not None:
-            failure = InvalidRequestError(
-                f"tensor {wrong!r} holds NaN or infinity; nothing could be drawn from it",
-                field=wrong,
-            )
-        joining.agree(failure)
+        joining.agree(None if wrong is None else not_finite(wrong))
 
     def open_store(self, patience: float) -> int | RemoteRLError | None:
         """As `Rank.open_store`."""

@@ -15,7 +15,7 @@ import torch
 from remote_rl.errors import BackendError, InvalidRequestError, RemoteRLError, describe
 
 from .broadcast import Group
-from .manifest import Entry, Manifest
+from .manifest import Entry, Manifest, not_finite
 from .sources import IpcHandles
 
 
@@ -98,10 +98,7 @@ class BroadcastWriter:
             self._group.go_on()
             entry, cast = self._order.next(name, tensor)
             if not finite(cast):  # what is merged or cast can be, where its parts are not
-                raise InvalidRequestError(
-                    f"tensor {name!r} holds NaN or infinity; nothing could be drawn from it",
-                    field=name,
-                )
+                raise not_finite(name)
             self._group.carry(cast.to(self._group.device))
             return entry
         except Exception as error:  # noqa: BLE001 - it is kept, and told when all ranks are through

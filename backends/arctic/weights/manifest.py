@@ -172,3 +172,10 @@ def _renamed(
 
 def _more(names: list[str], what: str) -> list[str]:
     return [f"and {len(names) - NAMED} more {what}"] if len(names) > NAMED else []
+
+
+def not_finite(name: str) -> InvalidRequestError:
+    """The refusal of weights of which this tensor holds NaN or infinity."""
+    return InvalidRequestError(
+        f"tensor {name!r} holds NaN or infinity; nothing could be drawn from it", field=name
+    )
